@@ -1,4 +1,4 @@
-"""Testing the clients of a run again, from a checkpoint: on their own samples, or on other data."""
+"""Tests the clients of a run again, from a checkpoint: on their own samples, or on other data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,23 +35,22 @@ from pflmpi.transports.inprocess import InProcessTransport
 Split = Literal["test", "validation", "train"]
 Update = Callable[[int, int], None]
 _ALONE = InProcessTransport()
+_ONE_NEW_CLIENT = {"name": "iid", "clients": 1}  # partitions of other data for unseen clients
+_NEW_CLIENT_PER_WRITER = {"name": "writers", "clients": None}
 
 
 def confusion(experiment: Experiment, run: Path, round: int, update: Update) -> np.ndarray | None:
-    """[K, K] int64: test samples of all clients, by their class and by what the models of a round take them for.
-
-    None where labels are no classes.
-    """
+    """Counts the test samples of all clients by true and predicted class, [K, K] int64; None without classes."""
     dataset = experiment.federation.dataset
     if not dataset.task_kind.classes:
         return None
     samples = np.zeros((dataset.num_classes, dataset.num_classes), np.int64)
 
-    def note(scores: np.ndarray, labels: np.ndarray) -> float:
+    def count(scores: np.ndarray, labels: np.ndarray) -> float:
         np.add.at(samples, (labels, scores.argmax(1)), 1)
         return 0.0
 
-    count_trained(experiment, run, round, update, measures={"confusion": note})
+    count_trained(experiment, run, round, update, measures={"confusion": count})
     return samples
 
 
@@ -63,26 +62,26 @@ def count_trained(
     after_training: bool = False,
     measures: Mapping[str, Measure] | None = None,
 ) -> Counts:
-    """Test the clients of a run after a round, with the state of its checkpoint; exactly as the run tests them.
+    """Test the trained clients of a run with the state of a checkpoint, exactly as the run tests them.
 
     Args:
-        experiment: of the run; the test samples may be others, see `tested_on`.
-        update: called with how many groups of clients are done, of how many.
-        after_training: test all with the models that their training in the next round would leave.
-        measures: instead of those of the run.
+        experiment: of the run, or with other test samples, see `tested_on`.
+        update: called with the number of groups of clients that are done, and of all.
+        after_training: whether to train each client as in the next round before it is tested.
+        measures: in place of those of the run.
     """
     ready = setup(experiment, 1, 1)
     if measures is not None:
         ready = replace(ready, executor=replace(ready.executor, measures=measures))
     if after_training:
         _check_answers(ready, run, round)
-    everyone = np.arange(ready.task.num_clients)
-    groups, counts = ready.placement.assign(everyone)[0], []
+    clients = np.arange(ready.task.num_clients)
+    groups, counts = ready.placement.assign(clients)[0], []
     kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
-    own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
-    receivers = everyone if own else everyone[:0]
-    reply = _reply(ready, run, round, receivers)
-    for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
+    needs_own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
+    receivers = clients if needs_own else clients[:0]
+    reply = _publish(ready, run, round, receivers)
+    for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit into memory
         population = restore.read_population(ready, run, round, group)
         if after_training:
             ups = train(ready.executor, population, reply, [group], round + 1).ups
@@ -97,7 +96,7 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     """Test unseen clients that join after a round.
 
     Raises:
-        ConfigError: there are none, or the algorithm has no rule for them.
+        ConfigError: there are none, or the algorithm cannot take in new clients.
     """
     ready = setup(experiment.with_run_weights(), 1, 1)  # with which newcomers begin
     if ready.unseen is None:
@@ -108,9 +107,9 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
-    """Messages that are the same for all newcomers after a round of a run."""
+    """Computes the messages that are the same for all newcomers after a round of a run."""
     assert ready.unseen is not None
-    shared = _reply(ready, run, round, np.empty(0, np.int64)).shared
+    shared = _publish(ready, run, round, np.empty(0, np.int64)).shared
     if not ready.declared.answers:
         return shared
     _check_answers(ready, run, round)
@@ -119,29 +118,30 @@ def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
 
 
 def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
-    """The experiment with other test samples for its trained clients, or for its unseen ones.
+    """Returns the experiment with other test samples for its trained or its unseen clients.
 
     Args:
-        split: which samples of a client are the tested ones, of its own or of new unseen clients.
-        other: data besides the run's. Trained clients are tested on their samples in it, if it says whose they are, and
-            otherwise on all of it; for unseen clients its clients, or all of it as one, are the new clients.
-        unseen: which clients.
+        split: which samples to test on: those of the run's clients, or of the unseen clients in `other`.
+        other: data besides the run's. Trained clients are tested on their samples in it if it says whose they are, and
+            on all of it otherwise. The unseen clients are the clients in it, or all of it is one client.
+        unseen: whether unseen clients are tested.
     """
     division = experiment.division
     if other is None:
-        return replace(experiment, division=_split(division, split))
+        return replace(experiment, division=_choose_split(division, split))
     if experiment.config.data.normalize == "pixel":
         raise ConfigError(
             f"--data {other.name}: with data.normalize: pixel samples are less the mean of all data of the run, which "
             "other data cannot be; test the run's own samples, or choose standard for a new run"
         )
-    other = _matched(division.trained.dataset, other)
-    dataset, offset = _joined(division.trained.dataset, other), len(division.trained.dataset.labels)
+    other = _match(division.trained.dataset, other)
+    dataset, offset = _join(division.trained.dataset, other), len(division.trained.dataset.labels)
     if not unseen:
         tests = [samples + offset for samples in _samples_of_clients(other, division)]
         trained = replace(division.trained, dataset=dataset, test=tuple(tests))
         return replace(experiment, division=Division(trained, trained, np.arange(len(tests))))
-    new = build(other, partition(_NEW if other.writers is None else _BY_WRITER), experiment.config.data, 0)
+    clients = partition(_ONE_NEW_CLIENT if other.writers is None else _NEW_CLIENT_PER_WRITER)
+    new = build(other, clients, experiment.config.data, 0)
     trained = replace(division.trained, dataset=dataset)
     everyone = Federation(
         dataset,
@@ -151,48 +151,47 @@ def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unsee
         class_counts=np.concatenate([trained.class_counts, new.class_counts]),
     )
     whole = Division(trained, everyone, np.arange(everyone.num_clients))
-    return replace(experiment, division=_split(whole, split))
+    return replace(experiment, division=_choose_split(whole, split))
 
 
 def with_updates(experiment: Experiment, updates: int) -> Experiment:
-    """The experiment with another number of local updates of unseen clients."""
+    """Returns the experiment with another number of local updates of unseen clients."""
     evaluation = experiment.config.evaluation.model_copy(update={"unseen_updates": updates})
     return replace(experiment, config=replace(experiment.config, evaluation=evaluation))
 
 
-_NEW = {"name": "iid", "clients": 1}
-_BY_WRITER = {"name": "writers", "clients": None}
-
-
 def _check_answers(ready: Setup, run: Path, round: int) -> None:
-    if ready.declared.answers and (other := restore.other_array(run, round, ready.templates)):
+    """Raise `CheckpointError` where clients keep answers of the server, and the checkpoint has other arrays."""
+    if ready.declared.answers and (path := restore.differing_client_array(run, round, ready.templates)):
         raise CheckpointError(
-            f"{run} is of an earlier pflmpi, whose clients keep other arrays, such as {other}; test its clients after "
+            f"{run} is of an earlier pflmpi, whose clients keep other arrays, such as {path}; test its clients after "
             "training, or new ones, with the version that wrote it"
         )
 
 
-def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
+def _publish(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
+    """Computes what the server of a checkpoint sends to all clients, and to each of the receivers."""
     with calling(ready.algorithm, "publish", round):
         published = ready.algorithm.publish(ready.task, restore.read_server(run, round), receivers)
     homes = Homes(ready.placement.home, restore.read_kept(ready, run, round))
     return send_down(_ALONE, ready.declared, published, [[receivers]], homes=homes).on(ready.executor.device)
 
 
-def _split(division: Division, split: Split) -> Division:
-    trained, everyone = division.trained, division.everyone
+def _choose_split(division: Division, split: Split) -> Division:
+    """Returns the division with the samples of a split in place of the test samples."""
     if split == "test":
         return division
-    if split == "validation" and not trained.validation:
+    if split == "validation" and not division.trained.validation:
         raise ConfigError("--split validation: the run has no validation samples (data.validation); choose test")
     trained, everyone = (
-        replace(side, test=side.train if split == "train" else side.validation) for side in (trained, everyone)
+        replace(federation, test=federation.train if split == "train" else federation.validation)
+        for federation in (division.trained, division.everyone)
     )
     return replace(division, trained=trained, everyone=everyone)
 
 
 def read_other_data(text: str, config: DataConfig) -> Dataset:
-    """The data that a user names: a file or folder of one's own, or a known dataset.
+    """Reads the data that a user names: a file or folder, or a known dataset.
 
     Raises:
         UserError: there is no such data.
@@ -206,8 +205,8 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
     return load(section, 0)
 
 
-def _matched(first: Dataset, other: Dataset) -> Dataset:
-    """Other data with the labels and the order of columns that the first has; it may lack some classes.
+def _match(first: Dataset, other: Dataset) -> Dataset:
+    """Returns other data with the labels and the order of columns of the first; it may lack some classes.
 
     Raises:
         ConfigError: samples of another kind, or classes that the first does not have.
@@ -229,8 +228,8 @@ def _matched(first: Dataset, other: Dataset) -> Dataset:
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
 
-def _joined(first: Dataset, other: Dataset) -> Dataset:
-    """Both datasets, which match, as one, with the normalisation of the first."""
+def _join(first: Dataset, other: Dataset) -> Dataset:
+    """Concatenates two matching datasets, with the normalisation of the first."""
     return replace(
         first,
         images=np.concatenate([first.images, other.images]),
@@ -242,34 +241,35 @@ def _joined(first: Dataset, other: Dataset) -> Dataset:
 
 
 def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
-    """The samples of each trained client in other data; all of them, if it does not say whose they are."""
+    """Returns the samples of each trained client in other data: all of them if it does not say whose they are."""
+    num_trained = division.trained.num_clients
     if other.writers is None:
-        return [np.arange(len(other.labels))] * division.trained.num_clients
-    who, n = np.unique(other.writers), len(division.numbers)
-    if (names := _written_clients(division)) and (written := other.written_clients):
-        _refuse_unknown(other, "clients", names, written)
-        _refuse_unknown(other, "clients", written, names)
-        return [np.flatnonzero(other.writers == written.index(name)) for name in names[: division.trained.num_clients]]
-    if len(who) != n:
+        return [np.arange(len(other.labels))] * num_trained
+    if (names := _client_names(division)) and (other_names := other.written_clients):
+        _refuse_unknown(other, "clients", names, other_names)
+        _refuse_unknown(other, "clients", other_names, names)
+        return [np.flatnonzero(other.writers == other_names.index(name)) for name in names[:num_trained]]
+    writers, num_clients = np.unique(other.writers), len(division.numbers)
+    if len(writers) != num_clients:
         raise ConfigError(
-            f"--data {other.name} has samples of {len(who)} clients, and the run's partition has {n}; give as many, or "
-            "leave out whose they are, to test every client on all"
+            f"--data {other.name} has samples of {len(writers)} clients, and the run's partition has {num_clients}; "
+            "give as many, or leave out whose they are, to test every client on all"
         )
-    return [np.flatnonzero(other.writers == who[number]) for number in division.numbers[: division.trained.num_clients]]
+    return [np.flatnonzero(other.writers == writers[number]) for number in division.numbers[:num_trained]]
 
 
-def _written_clients(division: Division) -> list[str]:
-    """What the data calls each client, the unseen ones last; [] where clients are not those of the data."""
+def _client_names(division: Division) -> list[str]:
+    """Returns the names of the clients in the data, unseen ones last; [] where a client is not one of the data's."""
     dataset = division.trained.dataset
     if dataset.writers is None or not dataset.written_clients:
         return []
     writers = [np.unique(dataset.writers[samples]) for samples in division.everyone.train]
-    names = [dataset.written_clients[one[0]] for one in writers if len(one) == 1]
+    names = [dataset.written_clients[ids[0]] for ids in writers if len(ids) == 1]
     return names if len({*names}) == len(writers) else []
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
-    """Positions of the first's columns in the other; None if the order is the same, or one has no names."""
+    """Returns the positions of the first's columns in the other; None if they are the same, or one has no names."""
     if not first.columns or not other.columns or first.columns == other.columns:
         return None
     _refuse_unknown(other, "columns", first.columns, other.columns)
@@ -278,21 +278,21 @@ def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
 
 
 def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
-    """The label in the first that each class of the other has."""
-    classes, other_classes, numbers = _classes(first), _classes(other), _numbers(first)
-    if not {*other_classes} <= {*classes} and {*other_classes} <= {*numbers}:  # labels where the run has names
+    """Returns the label in the first of each class of the other."""
+    classes, other_classes, numbers = _class_names(first), _class_names(other), _class_numbers(first)
+    if not {*other_classes} <= {*classes} and {*other_classes} <= {*numbers}:  # the run has names, the other numbers
         classes = numbers
     _refuse_unknown(other, "classes", classes, other_classes)
     return np.array([classes.index(name) for name in other_classes])
 
 
-def _classes(dataset: Dataset) -> tuple[str, ...]:
-    """Labels of the classes [K]: their names, or the labels in the file."""
-    named = dataset.class_names or dataset.written_labels or CLASS_NAMES.get(dataset.name)
-    return named or _numbers(dataset)
+def _class_names(dataset: Dataset) -> tuple[str, ...]:
+    """Returns the names of the classes [K], or else the labels in the file, or else their numbers."""
+    names = dataset.class_names or dataset.written_labels or CLASS_NAMES.get(dataset.name)
+    return names or _class_numbers(dataset)
 
 
-def _numbers(dataset: Dataset) -> tuple[str, ...]:
+def _class_numbers(dataset: Dataset) -> tuple[str, ...]:
     return tuple(map(str, range(dataset.num_classes)))
 
 

@@ -1,7 +1,7 @@
-"""A fork: a new run that begins with a copy of the state of another after a round, and goes on differently.
+"""Forks a run: a new run starts from a copy of the state of another after a round, with other options.
 
-Its files are written in such an order that a fork that is killed is no run: shards, text files, then the round file,
-which makes a checkpoint of them, and config.yaml.
+The files are written in an order that leaves no run behind if the process is killed: shards, text files, then the round
+file, which makes a checkpoint of them, and config.yaml.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.restore import other_arrays, rebuilt
+from pflmpi.experiment.restore import array_difference, rebuild
 from pflmpi.experiment.run import refuse_existing
 from pflmpi.learning.participation import Participation
 from pflmpi.runtime.config import FREE_ON_RESUME
@@ -26,8 +26,8 @@ from pflmpi.store.checked_hdf5 import HDF5Writer
 from pflmpi.store.names import SHARDS, round_path
 from pflmpi.store.run_lock import take
 
-_FIXED = ("seed", "data", "partition", "model")  # sections that decide data, partition and model
-_FIXED_KEYS = ("training.init", "evaluation.unseen")  # and keys of others, which have an effect before round 1 alone
+_FIXED = ("seed", "data", "partition", "model")  # sections
+_FIXED_KEYS = ("training.init", "evaluation.unseen")  # keys of other sections that have an effect before round 1 alone
 
 
 def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed_code: bool = False) -> dict[str, Any]:
@@ -36,11 +36,12 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     Args:
         run: it is only read, and may be running.
         out: the folder of the new run, which holds none yet.
-        values: the sections of the configuration to go on with.
-        changed_code: also where code from outside the package has changed since the run was written.
+        values: the sections of the configuration to continue with.
+        changed_code: whether code from outside the package may have changed since the run was written.
 
     Returns:
-        What the new run records of it: `run` (id), `round`, `digest`, and `changes`, [before, now] by dotted key.
+        What the new run records: `run` (id of the old one), `round`, `digest`, and `changes`, [before, now] by dotted
+        key.
 
     Raises:
         CheckpointError: the round is damaged, or a value cannot change, which is named.
@@ -52,10 +53,11 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     verify.check_metrics(run, round)
     config, changes = stored_config.changed_config(run, values)
     _check_changes(run, round, config, changes)
-    experiment = rebuilt(run, config, torch.device("cpu"), changed_code)
-    if other := other_arrays(run, round, experiment, "those with this change"):
+    experiment = rebuild(run, config, torch.device("cpu"), changed_code)
+    if difference := array_difference(run, round, experiment, "those with this change"):
         raise CheckpointError(
-            f"{run} cannot be forked with {_text(changes)}: its {other}; leave that as it is, or start a new run"
+            f"{run} cannot be forked with {_format_changes(changes)}: its {difference}; leave that as it is, or "
+            "start a new run"
         )
     experiment.check_participation(round)
     _check_past(run, round, experiment)
@@ -75,7 +77,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
 
 
 def without_clients(values: Mapping[str, Any], clients: Sequence[int]) -> dict[str, Any]:
-    """The sections of a configuration that leaves out these clients too."""
+    """Adds clients to `training.without_clients` in the sections of a configuration."""
     training = {**values.get("training", {})}
     before = training.get("without_clients") or []
     return {**values, "training": {**training, "without_clients": [*before, *clients]}} if clients else {**values}
@@ -89,15 +91,15 @@ def _check_changes(run: Path, round: int, config: Config, changes: Mapping[str, 
     }
     if fixed:
         raise CheckpointError(
-            f"{run} cannot be forked with {_text(fixed)}: what was decided before its first round stays as it is; "
-            "leave it out, or start a new run"
+            f"{run} cannot be forked with {_format_changes(fixed)}: what was decided before its first round stays as "
+            "it is; leave it out, or start a new run"
         )
     if config.training.rounds < round:
         raise CheckpointError(f"training.rounds = {config.training.rounds}, and the fork begins after round {round}")
 
 
 def _check_past(run: Path, round: int, experiment: Experiment) -> None:
-    """Refuse rates that follow participations where those before the fork would be counted as others than they were."""
+    """Refuse learning rates that decay by participations if the changes alter who took part before the fork."""
     training = experiment.config.training
     if training.decay_by == "rounds":
         return
@@ -115,7 +117,7 @@ def _check_past(run: Path, round: int, experiment: Experiment) -> None:
         )
 
 
-def _text(changes: Mapping[str, tuple[Any, Any]]) -> str:
+def _format_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} = {now!r} (in the run {before!r})" for key, (before, now) in changes.items())
 
 

@@ -22,9 +22,9 @@ from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import first_line
 from pflmpi.tree import Tree
 
-_STEPS, _SIZES = 4, (4, 3)  # batches of the two clients; in lanes those of the second one are padded
+_STEPS, _SIZES = 4, (4, 3)  # steps, and batch sizes of the two clients; in lanes the second one's are padded
 _RATE, _MOMENTUM, _DECAY = 0.01, 0.9, 0.1
-_ABSOLUTE, _SHARE = 1e-6, 1e-3  # what may differ: rounding, and a share of the leaf's largest move
+_ABSOLUTE, _RELATIVE = 1e-6, 1e-3  # tolerances: rounding, and relative to the largest change of the leaf by training
 _SWITCH = "; model.check = false leaves the comparison out"
 _CAUSES = {
     "body": "a parameter that is also reached by another way than its own name (a list, an attribute, a closure), or "
@@ -37,7 +37,7 @@ _CAUSES = {
 
 
 def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federation, in_lanes: bool) -> str:
-    """Compare each module that is to be checked; why lanes do not train them as a loop does, "" where they do.
+    """Compares modules with plain PyTorch; returns why lanes do not train them as a loop does, "" where they do.
 
     Args:
         tasks: one per cohort.
@@ -65,26 +65,26 @@ def _check_module(
 ) -> str:
     """See `check_modules`; `batches` are those of two clients."""
     initial = task.init()
-    expected = [_plain(architecture, task, of_client) for of_client in batches]
-    results = [_in_loop(task, initial, of_client) for of_client in batches]
+    expected = [_train_plainly(architecture, task, client_batches) for client_batches in batches]
+    results = [_train_in_loop(task, initial, client_batches) for client_batches in batches]
     if problem := _difference(initial, expected, results):
         raise ConfigError(
             f"model {architecture.name} is not trained as a plain PyTorch loop trains it: {problem}{_SWITCH}"
         )
-    _check_company(task, tree.part(results[0], "model"), torch.cat([batch.x for batch in batches[0]]))
+    _check_sample_alone(task, tree.part(results[0], "model"), torch.cat([batch.x for batch in batches[0]]))
     if not in_lanes:
         return ""
     try:
-        return _difference(initial, expected, _in_lanes(task, initial, batches))
+        return _difference(initial, expected, _train_in_lanes(task, initial, batches))
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[list[Batch]]:
-    """Batches of training samples of the first two clients; the samples of one that has few are taken again."""
+    """Returns batches of training samples of the first two clients; few samples are repeated."""
     batches, dataset = [], federation.dataset
-    for place, size in enumerate(_SIZES):
-        client = clients[min(place, len(clients) - 1)]
+    for number, size in enumerate(_SIZES):
+        client = clients[min(number, len(clients) - 1)]
         samples = federation.train[client] if len(federation.train[client]) else np.arange(len(dataset.labels))
         chosen = np.resize(samples, size * _STEPS)
         xs = torch.split(task.prepare(torch.tensor(dataset.images[chosen])), size)
@@ -93,8 +93,11 @@ def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[li
     return batches
 
 
-def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch]) -> Tree:
-    """The model after SGD with momentum and decay as in any PyTorch program; `torch.optim` takes a second to import."""
+def _train_plainly(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch]) -> Tree:
+    """Trains the module by SGD with momentum and weight decay, in a plain PyTorch loop.
+
+    Without `torch.optim`, which takes a second to import.
+    """
     module = architecture.recipe.plain(0)
     initial = task.whole(task.init())
     with torch.no_grad():
@@ -109,30 +112,31 @@ def _plain(architecture: ModuleArchitecture, task: Task, batches: Sequence[Batch
         for batch in batches:
             task_loss(task, module(batch.x), batch).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                for place, parameter in enumerate(trained):
+                for number, parameter in enumerate(trained):
                     if parameter.grad is None:
                         continue
-                    velocity = velocities.setdefault(place, torch.zeros_like(parameter))
-                    slope = parameter.grad.add(parameter, alpha=_DECAY)
-                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(slope), alpha=_RATE)
+                    velocity = velocities.setdefault(number, torch.zeros_like(parameter))
+                    gradient = parameter.grad.add(parameter, alpha=_DECAY)
+                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(gradient), alpha=_RATE)
                     parameter.grad = None
         with torch.no_grad():
             scores = module.eval()(batches[0].x)
     except Exception as error:
-        says = first_line(error)
-        raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {says}") from error
+        reason = first_line(error)
+        raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {reason}") from error
     values = {path: value.detach() for path, value in _paths(module, architecture).items()}
     return {"model": without(tree.unflatten(values), task.frozen.paths), "scores": scores}
 
 
 def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Tensor]:
-    """The tensors of a whole module by their paths in a model."""
+    """Returns the tensors of a whole module by their paths in a model."""
     stats = {name: value for name, value in module.named_buffers() if name in architecture.findings.state}
     paths: dict[str, Tensor] = {**parameters(module, architecture.recipe.head)}
     return paths | {f"stats/{path}": value for path, value in tree.leaves(nested(stats))}
 
 
-def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
+def _train_in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
+    """Trains the model as the loop executor does."""
     try:
         model = train(task, initial, batches, model_loss(task), _RATE)
         before = tree.map(torch.clone, model)
@@ -141,8 +145,8 @@ def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
     except PflmpiError:
         raise
     except Exception as error:
-        says, name = first_line(error), task.architecture.name
-        raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {says}{_SWITCH}") from error
+        reason, name = first_line(error), task.architecture.name
+        raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {reason}{_SWITCH}") from error
     if changed := [path for path, value in tree.leaves(before) if not equal(value, tree.at(model, path))]:
         raise ConfigError(
             f"model {task.architecture.name} changes {changed[0]} in a forward pass in evaluation, once it is trained; "
@@ -151,58 +155,59 @@ def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
     return {"model": model, "scores": scores}
 
 
-def _in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> list[Tree]:
-    """The models of both clients, from one vmapped call."""
+def _train_in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> list[Tree]:
+    """Trains the models of both clients in one vmapped call."""
     task, shape = task.replace(batched=True), (2, _STEPS, max(_SIZES))
     images = torch.zeros(*shape, *batches[0][0].x.shape[1:])
     y = batches[0][0].y
     labels, weight = torch.zeros(*shape, *y.shape[1:], dtype=y.dtype), torch.zeros(shape)
-    for client, (of_client, size) in enumerate(zip(batches, _SIZES, strict=True)):
-        images[client, :, :size] = torch.stack([batch.x for batch in of_client])
-        labels[client, :, :size] = torch.stack([batch.y for batch in of_client])
+    for client, (client_batches, size) in enumerate(zip(batches, _SIZES, strict=True)):
+        images[client, :, :size] = torch.stack([batch.x for batch in client_batches])
+        labels[client, :, :size] = torch.stack([batch.y for batch in client_batches])
         weight[client, :, :size] = 1
     prepared = task.replace(mean=(0.0,), std=(1.0,))
 
     def in_lane(model: Tree, images: Tensor, labels: Tensor, weight: Tensor) -> Tree:
         keys = torch.zeros(_STEPS, dtype=torch.int64)
-        of_lane = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
-        model = train(task, model, of_lane, model_loss(task), _RATE)
-        if not task.architecture.suits_lanes:  # it is trained in lanes, and not tested
+        lane_batches = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
+        model = train(task, model, lane_batches, model_loss(task), _RATE)
+        if not task.architecture.suits_lanes:  # trained in lanes, but not tested in them
             return {"model": model}
         with torch.no_grad():
             return {"model": model, "scores": task.predict(model, images[0])}
 
     trained: Tree = torch.func.vmap(in_lane)(tree.stack([initial, initial]), images, labels, weight)
     results = [tree.row(trained, client) for client in range(2)]
-    for result, size in zip(results, _SIZES, strict=True) if "scores" in trained else ():
-        result["scores"] = tree.leaf(result, "scores")[:size]
+    if "scores" in trained:
+        for result, size in zip(results, _SIZES, strict=True):
+            result["scores"] = tree.leaf(result, "scores")[:size]
     return results
 
 
 def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]) -> str:
-    """The first difference with its likely cause; "" for none."""
+    """Returns the first difference from plain PyTorch with its likely cause; "" without any."""
     for client, (plain, result) in enumerate(zip(expected, results, strict=True)):
         for path, target in tree.leaves(tree.part(plain, "model")):
             value, start = tree.at(tree.part(result, "model"), path), tree.at(initial, path)
-            moved, apart = _apart(target, start), _apart(value, target)
-            if not apart <= _ABSOLUTE + _SHARE * moved and not equal(value, target):
-                what = "does not move" if equal(value, start) else f"is off by {apart:.2g}"
+            change, error = _largest_difference(target, start), _largest_difference(value, target)
+            if not error <= _ABSOLUTE + _RELATIVE * change and not equal(value, target):
+                what = "does not move" if equal(value, start) else f"is off by {error:.2g}"
                 cause = _CAUSES[path.partition("/")[0]]
-                return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {moved:.2g}; {cause}"
+                return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {change:.2g}; {cause}"
         if "scores" in result:
             scores, target = tree.leaf(result, "scores"), tree.leaf(plain, "scores")
-            if not _alike(scores, target):
-                return f"its scores in evaluation are off by {_apart(scores, target):.2g}"
+            if not _are_close(scores, target):
+                return f"its scores in evaluation are off by {_largest_difference(scores, target):.2g}"
     return ""
 
 
-def _check_company(task: Task, model: Tree, x: Tensor) -> None:
-    """Raise `ConfigError` unless a sample scores alone what it scores beside others."""
+def _check_sample_alone(task: Task, model: Tree, x: Tensor) -> None:
+    """Raise `ConfigError` unless the scores of a sample in evaluation are the same alone as in a batch."""
     name = task.architecture.name
     try:
         with torch.no_grad():
             together, alone = task.predict(model, x), task.predict(model, x[:1])
-        same = _alike(alone, together[:1])
+        same = _are_close(alone, together[:1])
     except Exception:
         same = False
     if not same:
@@ -213,10 +218,10 @@ def _check_company(task: Task, model: Tree, x: Tensor) -> None:
         )
 
 
-def _alike(scores: Tensor, target: Tensor) -> bool:
-    return _apart(scores, target) <= 10 * _ABSOLUTE + _SHARE * _apart(target, 0 * target) or equal(scores, target)
+def _are_close(scores: Tensor, target: Tensor) -> bool:
+    allowed = 10 * _ABSOLUTE + _RELATIVE * _largest_difference(target, 0 * target)
+    return _largest_difference(scores, target) <= allowed or equal(scores, target)
 
 
-def _apart(value: Tensor, target: Tensor) -> float:
-    """The largest difference."""
+def _largest_difference(value: Tensor, target: Tensor) -> float:
     return 0.0 if torch.equal(value, target) else float((value.double() - target.double()).abs().max())

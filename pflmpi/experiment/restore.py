@@ -1,10 +1,9 @@
-"""A run on disk: its newest good checkpoint, its state after a round, its data as they were recorded."""
+"""Reopens a run on disk: its newest good checkpoint, its state after a round, its data as recorded."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> str:
-    """The round to continue after, once the configuration to continue with is written."""
-    done, rounds = _newest_matching(run, experiment), experiment.config.training.rounds
+    """Find the round to continue after, and write the configuration to continue with; returns the round."""
+    done, rounds = _find_newest_matching(run, experiment), experiment.config.training.rounds
     if rounds < done:
         raise CheckpointError(
             f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
@@ -52,41 +51,41 @@ def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any
 
 
 def _log_other_class_names(run: Path, round: int, names: str) -> None:
-    """Warn where the classes are called otherwise than in a checkpoint; both are JSON."""
+    """Warn where the names of the classes (JSON) differ from those in a checkpoint."""
     before = run_folder.read_attributes(run, round).get("class_names", names)
     if before != names:
         _log.warning("the names of the classes are now %s; up to round %d they are %s", names, round, before)
 
 
-def _newest_matching(run: Path, experiment: Experiment) -> int:
-    """Newest good round of a run; raise `CheckpointError` unless its configuration and state match.
+def _find_newest_matching(run: Path, experiment: Experiment) -> int:
+    """Returns the newest good round of a run, and prints the damaged ones that it skips.
 
-    Damaged ones are reported.
+    Raises:
+        CheckpointError: there is none, or its configuration or state does not match.
     """
     done, problems = verify.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     stored_config.check_round(run, done, experiment.config)
-    if other := other_arrays(run, done, experiment, "those of this pflmpi"):
+    if difference := array_difference(run, done, experiment, "those of this pflmpi"):
         raise CheckpointError(
-            f"{run} cannot be continued: its {other}; continue it with the version that wrote it, or start a new run"
+            f"{run} cannot be continued: its {difference}; continue it with the version that wrote it, or start a "
+            "new run"
         )
     return done
 
 
-def other_arrays(run: Path, round: int, experiment: Experiment, now: str) -> str:
-    """Says who keeps other arrays in a round on disk than in an experiment, whose are `now`; "" if all agree."""
-    for whose, path in (
-        ("clients keep", other_array(run, round, experiment.templates)),
-        ("server keeps", _other_server_array(run, round, experiment)),
-    ):
-        if path:
-            return f"{whose} other arrays than {now}, such as {path}"
+def array_difference(run: Path, round: int, experiment: Experiment, now: str) -> str:
+    """Returns whose arrays in a round on disk differ from those of an experiment, named `now`; "" if none do."""
+    if path := differing_client_array(run, round, experiment.templates):
+        return f"clients keep other arrays than {now}, such as {path}"
+    if path := _differing_server_array(run, round, experiment):
+        return f"server keeps other arrays than {now}, such as {path}"
     return ""
 
 
-def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
-    """Path of an array that clients keep in a round on disk and not here, or the other way round; None if all agree."""
+def differing_client_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
+    """Returns the path of an array that clients keep either on disk or here, or in another shape; None if all agree."""
     stored_kinds = run_folder.read_kinds(run, round)
     for cohort, kinds in row_kinds(templates).items():
         if path := _first_difference(kinds, stored_kinds.get(cohort, {})):
@@ -94,8 +93,8 @@ def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
     return None
 
 
-def _other_server_array(run: Path, round: int, experiment: Experiment) -> str | None:
-    """Path of an array that the server keeps in a round on disk and not here, or the other way round."""
+def _differing_server_array(run: Path, round: int, experiment: Experiment) -> str | None:
+    """As `differing_client_array`, for the server."""
     initial = experiment.config.algorithm.init_server(experiment.tasks[0].replace(device=HOST))
     shapes = {path: tuple(leaf.shape) for path, leaf in tree.leaves(initial)}
     return _first_difference(shapes, {path: array.shape for path, array in run_folder.read_server(run, round).items()})
@@ -108,20 +107,20 @@ def _first_difference(kinds: Mapping[str, object], others: Mapping[str, object])
 def restore(
     run: Path, setup: Setup, population: Population, transport: Transport, done: int, columns: Sequence[str]
 ) -> tuple[Tree, Layout]:
-    """Read the state after a round, and delete what is on disk of later ones; the server's is `{}` but on rank 0.
+    """Read the state after a round, and delete later rounds; the server's is `{}` except on rank 0.
 
     Args:
-        columns: of metrics.csv from now on.
+        columns: of metrics.csv, if it has to be created.
     """
 
-    def fill() -> tuple[Tree, Layout]:
+    def read() -> tuple[Tree, Layout]:
         hosted = setup.placement.hosted(transport.rank)
         for clients, arrays in run_folder.read_pieces(run, done, hosted):
             population.restore(clients, arrays)
         server = read_server(run, done) if transport.rank == 0 else {}
         return server, run_folder.read_layout(run, done)
 
-    def tidy() -> None:
+    def delete_later() -> None:
         if transport.rank == 0:
             with continuing(run):
                 if metrics_file.path(run).exists():
@@ -133,12 +132,12 @@ def restore(
                 pruning.discard_after(run, done)
                 metrics_file.restart(run, done, columns)
 
-    state = all_or_none(transport, fill)
-    all_or_none(transport, tidy)
+    state = all_or_none(transport, read)
+    all_or_none(transport, delete_later)
     return state
 
 
-@contextlib.contextmanager
+@contextmanager
 def continuing(run: Path) -> Iterator[None]:
     """Raise `CheckpointError` for a file of the run that cannot be written."""
     try:
@@ -151,20 +150,21 @@ def continuing(run: Path) -> Iterator[None]:
 def reopened(
     run: Path, overrides: Sequence[str], device: torch.device | None = None, *, changed_code: bool = False
 ) -> Experiment:
-    """The experiment of a run, on the data that it was made with; for overrides see `stored_config`.
+    """Reopens the experiment of a run, on the data that it was made with; for overrides see `stored_config`.
 
     Args:
         device: to compute on; None for this process's own, whose kernels are fixed as in the run.
+        changed_code: whether code from outside the package may have changed.
     """
     config = stored_config.stored_config(run, overrides)
     if device is None:
         device = own_device(config.runtime)
         fix_kernels(device, config.runtime, config.training)
-    return rebuilt(run, config, device, changed_code)
+    return rebuild(run, config, device, changed_code)
 
 
-def rebuilt(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
-    """The experiment of a configuration on the data that a run was made with; for `changed_code` see `reopened`."""
+def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
+    """Builds the experiment of a configuration on the data of a run; for `changed_code` see `reopened`."""
     stored_config.changed_code(run, config, changed_code)
     with outside.as_config_error():
         first = draft(config, load_federation(config), device)
@@ -172,7 +172,7 @@ def rebuilt(run: Path, config: Config, device: torch.device, changed_code: bool)
 
 
 def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
-    """The experiment with the means and deviations of a run, whose last digits another NumPy may compute otherwise.
+    """Returns the experiment with the recorded means and deviations, whose last digits depend on the NumPy version.
 
     Raises:
         CheckpointError: data, partition or frozen weights are not those that the run was made with.
@@ -188,12 +188,12 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
                 f"the {what} changed since {run} was written: hash {str(recorded[key])[:12]} then, "
                 f"{value[:12]} now; put back the same files, or start a new run"
             )
-    figures = {name: tuple(values.tolist()) for name, values in _normalisation(run).items()}
-    return replace(experiment, tasks=tuple(task.replace(**figures) for task in experiment.tasks))
+    normalisation = {name: tuple(values.tolist()) for name, values in _read_normalisation(run).items()}
+    return replace(experiment, tasks=tuple(task.replace(**normalisation) for task in experiment.tasks))
 
 
-def _normalisation(run: Path) -> dict[str, np.ndarray]:
-    """Mean and deviation in the newest readable round, which are the same in all; empty if no round has them."""
+def _read_normalisation(run: Path) -> dict[str, np.ndarray]:
+    """Reads mean and deviation from the newest readable round; all rounds have the same. {} if no round has them."""
     for round in reversed(run_folder.rounds(run)):
         with suppress(CheckpointError):
             return run_folder.read_section(run, round, "normalisation")
@@ -201,12 +201,12 @@ def _normalisation(run: Path) -> dict[str, np.ndarray]:
 
 
 def read_server(run: Path, round: int) -> Tree:
-    """State of the server after a round."""
+    """Reads the state of the server after a round."""
     return from_flat(run_folder.read_server(run, round))
 
 
 def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) -> Population:
-    """Some clients [m], ascending, with their state."""
+    """Reads the state of some clients [m], ascending."""
     population = allocate(ready.executor.cohort, clients, ready.templates)
     for piece, arrays in run_folder.read_pieces(run, round, clients):
         population.restore(piece, arrays)
@@ -214,5 +214,5 @@ def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) ->
 
 
 def read_kept(ready: Setup, run: Path, round: int) -> KeptRows:
-    """The rows that clients keep for others; see `Homes`."""
+    """Returns a function that reads the rows that clients keep for others; see `Homes`."""
     return lambda name, like, clients: read_population(ready, run, round, clients).kept(name, like, clients)

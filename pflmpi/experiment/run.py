@@ -58,22 +58,22 @@ from pflmpi.tree import Tree
 
 Resume = Literal["never", "if_there", "always"]
 
-_AHEAD = 20  # rounds in which ranks that have nothing to do are looked for
+_AHEAD = 20  # rounds that are scheduled in advance to find ranks without work
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Transport and device of this rank, and whether it should stop.
+    """What a rank runs with: transport, device, and how the process was started.
 
     Attributes:
-        device: it computes on this one.
+        device: on which this rank computes.
         slots: how many ranks can compute at once on all nodes.
-        gpu_models: of the ranks that compute; none on CPUs.
-        stop: whether it has a reason to stop.
-        jobs: what starts the run again, with how often it has; see `store.run_lock`.
-        take_over: take the run from a process that still writes it.
-        start: what has started it, for its jobs.txt.
+        gpu_models: of the ranks that compute; empty on CPUs.
+        stop: collects reasons to stop.
+        jobs: restarts by job; see `store.run_lock.Owner`.
+        take_over: whether to take the run from a process that still writes it.
+        start: record of this start for jobs.txt.
         announce: called on rank 0 once nothing can refuse the run any more.
     """
 
@@ -98,37 +98,34 @@ def run(
     changed_code: bool = False,
     federation: Federation | None = None,
 ) -> Path:
-    """Run a configuration in a folder, rank 0's, to its last round; return the folder.
+    """Run a configuration to its last round in the folder that rank 0 names; return the folder.
 
     Args:
         config: the same on all ranks.
         observe: called on rank 0 after every round.
-        resume: `never`: the folder must hold no run; `always`: continue from the newest good checkpoint in it, with the
-            values of `config` that may change; `if_there`: continue, or start anew where there is no checkpoint yet.
-        changed_code: continue too where code from outside the package has changed.
-        federation: the clients' data, if they are loaded already.
+        resume: `never`: the folder must hold no run; `always`: resume from the newest good checkpoint in it, with the
+            values of `config` that may change; `if_there`: resume, or start anew where there is no checkpoint yet.
+        changed_code: resume even if code from outside the package has changed.
+        federation: the clients' data, if already loaded.
 
     Raises:
         CollectiveError: on every rank, when it cannot start on one of them.
         Stopped: on every rank, after a complete round, when one of them was asked to stop.
     """
     transport = context.transport
-    run = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    run = Path(on_root(transport, lambda: str(folder)))  # a name with the time may differ between ranks
     has_checkpoint = resume == "if_there" and on_root(transport, lambda: "yes" if run_folder.rounds(run) else "")
     resumes = resume == "always" or bool(has_checkpoint)
     if resumes:
         config = _resumed_config(run, config, transport, changed_code)
     experiment = _prepare(config, context, run if resumes else None, federation)
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
-        recorded, done = stored_config.recorded(experiment, transport, run_id), None
+        recorded = stored_config.recorded(experiment, transport, run_id)
         if resumes:
             recorded |= stored_config.origin(run)
         if config.uplink.noise is not None:
-            if why := str(recorded.get("no_epsilon", "")) or privacy.why_unstated(experiment, "fork" in recorded):
-                recorded["no_epsilon"] = why  # of these rounds, so that a resume with other options has none either
-            recorded["privacy"] = on_root(transport, lambda: privacy.statement(experiment, why))
-            if transport.rank == 0:
-                _log.warning("%s", recorded["privacy"])
+            _record_privacy(recorded, experiment, transport)
+        done = None
         if resumes:
             done = int(on_root(transport, lambda: continue_after(run, experiment, recorded)))
         else:
@@ -138,8 +135,18 @@ def run(
     return run
 
 
+def _record_privacy(recorded: dict[str, Any], experiment: Experiment, transport: Transport) -> None:
+    """Add the differential privacy of the messages to what the run records, and log it."""
+    why_none = str(recorded.get("no_epsilon", "")) or privacy.why_unstated(experiment, "fork" in recorded)
+    if why_none:
+        recorded["no_epsilon"] = why_none  # of these rounds, so that a resume with other options has none either
+    recorded["privacy"] = on_root(transport, lambda: privacy.statement(experiment, why_none))
+    if transport.rank == 0:
+        _log.warning("%s", recorded["privacy"])
+
+
 def _resumed_config(run: Path, config: Config, transport: Transport, changed_code: bool) -> Config:
-    """The configuration that the run goes on with; code from outside that has changed is refused or logged."""
+    """Returns the configuration to resume with; refuses or logs changed code from outside the package."""
     config = all_or_none(transport, lambda: stored_config.resumed_config(run, config))
     for change in all_or_none(transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
@@ -162,10 +169,10 @@ def refuse_existing(run: Path) -> None:
 
 
 def _prepare(config: Config, context: RankContext, resumed: Path | None, federation: Federation | None) -> Experiment:
-    """The experiment, prepared on all ranks; on the data that the run to be resumed was made with.
+    """Prepares the experiment on all ranks; if a run is resumed, on the data that it was made with.
 
-    Modules from outside are checked on rank 0 alone, which says for all ranks how clients are computed. A run that is
-    resumed was checked when it began, and has recorded that.
+    Modules from outside are checked on rank 0 alone, which then tells all ranks which executor to use. A run that is
+    resumed has recorded the executor.
     """
     transport, is_root = context.transport, context.transport.rank == 0
 
@@ -200,7 +207,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
 
 
 def _log_assumptions(experiment: Experiment) -> None:
-    """Log what is not in the configuration of data of one's own, and what it may lack."""
+    """Log what was assumed about the data and the models that the configuration does not say."""
     config, dataset = experiment.config, experiment.federation.dataset
     first, like = experiment.tasks[0].first, experiment.tasks[0].like()
     if isinstance(first, RunWeights) and (drawn := first.drawn(like)):
@@ -231,7 +238,7 @@ def _log_assumptions(experiment: Experiment) -> None:
 
 @contextlib.contextmanager
 def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
-    """Hold the lock of a run on rank 0; yields it, and the id that the run then has, on every rank."""
+    """Hold the lock of a run on rank 0; yields it and the id of the run on every rank."""
     locks: list[RunLock] = []
     before = time.process_time()
     cpu_seconds: float | None = None
@@ -256,13 +263,13 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
             raise stopped
     finally:
         for lock in locks:
-            with contextlib.suppress(OSError):  # of a full disk or a folder that is gone, which the run has shown
+            with contextlib.suppress(OSError):  # a full disk or a missing folder, which has already ended the run
                 job_file.record(run, context.jobs, End(lock.token, time.time(), cpu_seconds))
             lock.release()
 
 
 def _sum_of_ranks(transport: Transport, value: float) -> float | None:
-    """The sum of a number of each rank; None but on rank 0."""
+    """Sums a number over the ranks; None except on rank 0."""
     parts = transport.gather(np.array([value]).view(np.uint8), [8] * transport.size)
     return None if parts is None else float(np.concatenate(parts).view(np.float64).sum())
 
@@ -272,10 +279,10 @@ def _run_id(run: Path) -> str:
 
 
 def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew: bool) -> None:
-    """Write what a new run begins with; a folder with another run is refused.
+    """Write the files that a new run starts with; a folder with another run is refused.
 
     Args:
-        anew: also in the folder of a run that was stopped before its first checkpoint.
+        anew: whether to allow the folder of a run that was stopped before its first checkpoint.
     """
     with refusing(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
@@ -295,7 +302,7 @@ def _run_rounds(
     done: int | None,
     observe: Observer,
 ) -> None:
-    """Run the rounds after `done`, or a new run if it is None, on all ranks, while rank 0 keeps the run's lock.
+    """Run the rounds after `done`, or all rounds of a new run if it is None.
 
     Raises:
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
@@ -314,13 +321,12 @@ def _run_rounds(
         context.announce()
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()
+    tracked_run = TrackedRun(run, recorded["run"], by_key(config.resolved()), transport.size, checkpoints.written)
     try:
-        about = recorded["run"], by_key(config.resolved()), transport.size, checkpoints.written
-        with tracked(TrackedRun(run, *about), output, observe) as observer:
+        with tracked(tracked_run, output, observe) as observer:
             if not _has_ended(run, config, context):
                 scheduled = schedule(setup, config.evaluation, config.checkpoint, done)
-                timeout = config.runtime.timeout
-                hooks = RoundHooks(setup, transport, checkpoints, observer, context.stop, timeout)
+                hooks = RoundHooks(setup, transport, checkpoints, observer, context.stop, config.runtime.timeout)
                 skips = config.runtime.client_errors == "skip"
                 rounds.run(setup, transport, scheduled, hooks, checkpoints, server, population, skips)
     except Stopped:
@@ -331,7 +337,7 @@ def _run_rounds(
 
 
 def _allocated(setup: Setup, experiment: Experiment, run: Path, transport: Transport, done: int | None) -> Population:
-    """Room for the state of the clients that live here, once rank 0 has looked at the rounds that follow.
+    """Allocates the state of the clients of this rank; rank 0 first checks memory and work in the rounds ahead.
 
     Raises:
         CollectiveError: on all ranks, where the memory of one of them does not suffice.
@@ -351,11 +357,11 @@ def _allocated(setup: Setup, experiment: Experiment, run: Path, transport: Trans
 
 
 def _has_ended(run: Path, config: Config, context: RankContext) -> bool:
-    """Whether the run has ended early, by its metrics so far, which rank 0 says."""
+    """Whether the run has already stopped early, according to its metrics so far; collective."""
     if config.training.stop is None:
         return False
 
-    def by_metrics() -> str:
+    def has_stopped() -> str:
         context.stop.early = early = EarlyStop(config.training.stop, lines := metrics_file.read(run))
         if early.met and (done := int(lines[-1]["round"])) < config.training.rounds:
             print(
@@ -365,11 +371,11 @@ def _has_ended(run: Path, config: Config, context: RankContext) -> bool:
             )
         return "yes" if early.met else ""
 
-    return bool(on_root(context.transport, by_metrics))
+    return bool(on_root(context.transport, has_stopped))
 
 
 def _initial_state(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
-    """Make the state before the first round; return the server's (`{}` but on rank 0) and the empty layout."""
+    """Make the state before the first round; return the server's (`{}` except on rank 0) and the empty layout."""
     algorithm = setup.algorithm
     server: Tree = {}
     initialise(population, algorithm, setup.executor.tasks)
@@ -381,7 +387,7 @@ def _initial_state(setup: Setup, population: Population, transport: Transport) -
 
 
 def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport) -> None:
-    """Compare what every rank has made of the configuration: otherwise their collective calls would not fit together.
+    """Compare the setup of all ranks, whose collective calls would not match otherwise.
 
     Raises:
         CollectiveError: on all ranks, naming those that differ from rank 0, and in what.
@@ -402,7 +408,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
 
 
 def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
-    """Hashes that must agree on all ranks, under the names that an error uses; causes first."""
+    """Returns hashes that must be equal on all ranks, by the names used in errors; causes come first."""
     placement, config = setup.placement, experiment.config
     homes = b"" if placement.home is None else placement.home.tobytes()
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
