@@ -1,4 +1,4 @@
-"""The code from outside the package that a run depends on: its hashes, recorded and compared."""
+"""Hashes of the code from outside the package that a run depends on, recorded and compared."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -38,14 +38,14 @@ REGISTRIES: dict[str, Registry[Any]] = {
 _LISTS = (  # place, section, key
     ("transform", "data", "transform"),
     ("measure", "evaluation", "measures"),
-    ("selection", "training", "selection"),  # of one
+    ("selection", "training", "selection"),  # a single name
 )
 
 
 def code_hashes(config: Config) -> dict[str, str]:
-    """SHA-256 (hex) of the code and the trace from outside, by the section that names it ("model/1": the second)."""
+    """Computes the SHA-256 (hex) of code and trace from outside, by what names it ("model/1" is the second model)."""
     hashes = {}
-    for place, name in _names(config.resolved()):
+    for place, name in _find_names(config.resolved()):
         reference = REGISTRIES[place.partition("/")[0]].reference(name)
         if reference is not None:
             hashes[place] = outside.code_hash(reference)
@@ -54,21 +54,21 @@ def code_hashes(config: Config) -> dict[str, str]:
     return hashes
 
 
-def changes(
+def find_code_changes(
     run: Path, recorded: Mapping[str, str], values: Mapping[str, Any], config: Config, allowed: bool
 ) -> list[str]:
-    """The sections that name what a run named, whose hash has changed since that was written, one text for each.
+    """Describes each change of code, between a run and `config`, that both name.
 
     Args:
-        recorded: the hashes of then, as `code_hashes` gives them.
-        values: the raw configuration of then.
+        recorded: the hashes in the run, from `code_hashes`.
+        values: the raw configuration of the run.
 
     Raises:
-        CheckpointError: there is such a change, and it is not allowed.
+        CheckpointError: there is a change, and none is allowed.
     """
-    names = dict(_names(renamed(values, config)))
+    names = dict(_find_names(use_moved_files(values, config)))
     hashes = {name: recorded.get(place) for place, name in names.items()}
-    both = {place: name for place, name in _names(config.resolved()) if name in hashes}
+    both = {place: name for place, name in _find_names(config.resolved()) if name in hashes}
     before = {place: digest for place, name in both.items() if (digest := hashes[name])}
     now = {place: digest for place, digest in code_hashes(config).items() if place in both}
     changed = [
@@ -83,33 +83,36 @@ def changes(
     return changed
 
 
-def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Raw configuration of a run with the files of `config` for objects of the same name: a file may be moved."""
-    now = dict(_names(config.resolved()))
+def use_moved_files(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Returns the raw configuration of a run with the paths of `config` for its own code, which may have been moved."""
+    names = dict(_find_names(config.resolved()))
 
-    def of(place: str, section: Any) -> Any:
+    def move(place: str, name: str) -> str:
+        new_name = names.get(place, name)
+        return new_name if _same_object(name, new_name) else name
+
+    def move_section(place: str, section: Any) -> Any:
         if isinstance(section, list):
-            return [of(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
-        if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
-            section = {**section, "name": now[place]}
+            return [move_section(f"{place}/{number}" if number else place, item) for number, item in enumerate(section)]
+        if isinstance(section, Mapping) and place in names and _same_object(str(section.get("name")), names[place]):
+            section = {**section, "name": names[place]}
         if place == "data" and "task" in section:
-            section = {**section, "task": moved("task", section["task"])}
-        for kind, of_section, key in _LISTS:
-            if place == of_section and key in section:
-                names, one = section[key], isinstance(section[key], str)
-                files = [moved(f"{kind}/{n}", name) for n, name in enumerate([names] if one else names)]
-                section = {**section, key: files[0] if one else files}
+            section = {**section, "task": move("task", section["task"])}
+        for kind, section_name, key in _LISTS:
+            if place != section_name or key not in section:
+                continue
+            if isinstance(section[key], str):
+                moved: Any = move(f"{kind}/0", section[key])
+            else:
+                moved = [move(f"{kind}/{number}", name) for number, name in enumerate(section[key])]
+            section = {**section, key: moved}
         return section
 
-    def moved(place: str, name: str) -> str:
-        other = now.get(place, name)
-        return other if _same_object(name, other) else name
-
-    return {key: of(key, value) for key, value in values.items()}
+    return {key: move_section(key, value) for key, value in values.items()}
 
 
 def named(name: str) -> list[tuple[str, str, Any]]:
-    """Everything that a configuration can name so: section, name, object. A file is relative to the working directory.
+    """Finds what a configuration can name so: section, name, object. Files are relative to the working directory.
 
     Raises:
         ConfigError: there is nothing of that name.
@@ -126,11 +129,17 @@ def named(name: str) -> list[tuple[str, str, Any]]:
 
 
 def _section(name: str, kind: object) -> str:
-    """The section that names such a class or function."""
+    """Returns the section that names such a class or function."""
     if not isinstance(kind, type):
-        names = [*inspect.signature(kind).parameters] if inspect.isfunction(kind) else []
-        known = {"x key": "transform", "scores labels": "measure", "round count num_train rng": "selection"}
-        return "partition" if {"clients", "rng"} <= {*names} else known.get(" ".join(names), "model")
+        names = tuple(inspect.signature(kind).parameters) if inspect.isfunction(kind) else ()
+        if {"clients", "rng"} <= {*names}:
+            return "partition"
+        by_parameters = {
+            ("x", "key"): "transform",
+            ("scores", "labels"): "measure",
+            ("round", "count", "num_train", "rng"): "selection",
+        }
+        return by_parameters.get(names, "model")
     bases = (("algorithm", Algorithm), ("data", OwnSource), ("model", Model), ("model", nn.Module), ("task", TaskKind))
     for section, base in bases:
         if issubclass(kind, base):
@@ -138,8 +147,8 @@ def _section(name: str, kind: object) -> str:
     raise ConfigError(f"{name} is a subclass of none of Algorithm, OwnSource, Model, torch.nn.Module, TaskKind")
 
 
-def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Section and name of each object that a configuration names."""
+def _find_names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields place and name of each object that a configuration names."""
     for kind, section, key in _LISTS:
         names = raw.get(section, {}).get(key, ())
         for number, name in enumerate([names] if isinstance(names, str) else names):
@@ -148,12 +157,12 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):
-            saved = key in ("data", "partition") and section.get("path")
-            if isinstance(section.get("name"), str) and not saved:
+            has_path = key in ("data", "partition") and section.get("path")
+            if isinstance(section.get("name"), str) and not has_path:
                 yield f"{key}/{number}" if number else key, section["name"]
 
 
 def _same_object(name: str, other: str) -> bool:
-    """Whether two references may name one object, in a file that was moved or renamed; `changes` compares the code."""
-    references = outside.is_reference(name) and outside.is_reference(other)
-    return references and name.rpartition(":")[2] == other.rpartition(":")[2]
+    """Whether two references may name one object in a moved or renamed file; `find_code_changes` compares the code."""
+    are_references = outside.is_reference(name) and outside.is_reference(other)
+    return are_references and name.rpartition(":")[2] == other.rpartition(":")[2]

@@ -1,9 +1,9 @@
 """The (epsilon, delta) differential privacy of clients whose clipped changes have Gaussian noise (`uplink`).
 
-Neighbours differ in the samples of one client, as many as before. Its clipped change then moves by at most 2 C: a
-message is a Gaussian mechanism with noise z C, the plain mean of P messages one with sqrt(P) z C over that. Rounds
-compose by Renyi differential privacy (Mironov, CSF 2017), which draws of P of N clients that nobody knows amplify (Wang
-et al., AISTATS 2019). Error feedback and rounding come after the noise and cost nothing.
+Neighbouring data sets differ in the samples of one client, but not in their number. Its clipped change then differs by
+at most 2 C: a message is a Gaussian mechanism with noise z C, and the plain mean of P messages is one with noise
+sqrt(P) z C relative to it. Rounds compose by Renyi differential privacy (Mironov, CSF 2017), amplified by secret
+sampling of P of N clients (Wang et al., AISTATS 2019). Error feedback and rounding follow the noise and cost nothing.
 """
 
 import math
@@ -17,45 +17,49 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.participation import Participation, is_trace
 from pflmpi.messages.kinds import Mean
 
-_LEAST_NOISE = 1e-6  # over sensitivity: with less, epsilon is above 10^11, and the accountant divides by zero
+_LEAST_NOISE = 1e-6  # relative to the sensitivity: with less, epsilon > 10^11, and the accountant divides by zero
 
 
 def statement(experiment: Experiment, why_none: str = "") -> str:
-    """What holds of the messages of all rounds, in words, or why no epsilon is stated; "" without noise.
+    """States epsilon for the messages of all rounds, or why there is none; "" without noise.
 
     Args:
-        why_none: why none may be, from `why_unstated`; "" asks for this experiment alone.
+        why_none: why none may be stated, from `why_unstated`; "" to find out for this experiment.
     """
-    config, federation = experiment.config, experiment.federation
-    rounds, clients = config.training.rounds, federation.num_clients
+    config, training, federation = experiment.config, experiment.config.training, experiment.federation
+    rounds, clients = training.rounds, federation.num_clients
     if config.uplink.noise is None:
         return ""
     delta = config.uplink.delta or 1 / clients
-    of = f"differential privacy of a client in the messages of {rounds} rounds (delta = {delta:.3g})"
-    if why := "there are none" if not rounds else why_none or why_unstated(experiment, is_fork=False):
-        return f"{of}: no epsilon is stated, because {why}"
+    subject = f"differential privacy of a client in the messages of {rounds} rounds (delta = {delta:.3g})"
+    why_none = why_none or why_unstated(experiment, is_fork=False)
+    if not rounds:
+        why_none = "there are none"
+    if why_none:
+        return f"{subject}: no epsilon is stated, because {why_none}"
     if find_spec("dp_accounting") is None:
-        return f"{of}: epsilon is computed by dp-accounting, which is not installed: pip install 'pflmpi[privacy]'"
-    participation = Participation(config.training, config.seed, federation.num_train)
-    drawn = [participation.participants(round) for round in range(1, rounds + 1)]
-    most, fewest = int(participation.counts(rounds).max()), min(map(len, drawn), default=clients)
-    text = f"{of}: epsilon = {_epsilon(config.uplink.noise / 2, most, delta)} against whoever sees each message"
+        return f"{subject}: epsilon is computed by dp-accounting, which is not installed: pip install 'pflmpi[privacy]'"
+    participation = Participation(training, config.seed, federation.num_train)
+    fewest = min(len(participation.participants(round)) for round in range(1, rounds + 1))
+    most_rounds = int(participation.counts(rounds).max())  # in which one client takes part
+    epsilon = _epsilon(config.uplink.noise / 2, most_rounds, delta)
+    text = f"{subject}: epsilon = {epsilon} against whoever sees each message"
     means = [kind for kind in config.algorithm.uplink(experiment.tasks[0]).values() if isinstance(kind, Mean)]
     if len(np.unique(federation.num_train)) > 1 and any(kind.by == "samples" for kind in means):
-        why = "the means weigh clients by their samples (algorithm.weighting)"
-        return f"{text}; none is stated against whoever sees the means alone, because {why}"
-    noise, whoever = config.uplink.noise * math.sqrt(fewest) / 2, "whoever sees the means alone"
-    epsilon, training = _epsilon(noise, most, delta), config.training
-    fixed = not (training.dropout or training.without_clients or training.deadline)
-    if training.selection == "uniform" and fixed and fewest < clients:
+        why_none = "the means weigh clients by their samples (algorithm.weighting)"
+        return f"{text}; none is stated against whoever sees the means alone, because {why_none}"
+    noise = config.uplink.noise * math.sqrt(fewest) / 2
+    epsilon = _epsilon(noise, most_rounds, delta)
+    num_participants_is_fixed = not (training.dropout or training.without_clients or training.deadline)
+    if training.selection == "uniform" and num_participants_is_fixed and fewest < clients:
         amplified = _epsilon(noise, rounds, delta, clients, fewest)
         if amplified < epsilon:
-            epsilon, whoever = amplified, f"{whoever} and does not know who was drawn"
-    return f"{text}, {epsilon} against {whoever}"
+            return f"{text}, {amplified} against whoever sees the means alone and does not know who was drawn"
+    return f"{text}, {epsilon} against whoever sees the means alone"
 
 
 def why_unstated(experiment: Experiment, is_fork: bool) -> str:
-    """What else than clipped and noisy messages depends on a client's samples; "" if nothing does."""
+    """Returns what depends on a client's samples besides its clipped and noisy messages; "" if nothing does."""
     config = experiment.config
     selection = config.training.selection
     reasons = {
@@ -72,7 +76,12 @@ def why_unstated(experiment: Experiment, is_fork: bool) -> str:
 
 
 def _epsilon(noise: float, rounds: int, delta: float, clients: int = 1, drawn: int = 1) -> float:
-    """Epsilon, rounded up, after so many rounds with noise over sensitivity, each of some clients drawn of all."""
+    """Computes epsilon, rounded up, after so many rounds.
+
+    Args:
+        noise: standard deviation relative to the sensitivity.
+        drawn: participants of a round, of so many clients.
+    """
     if noise < _LEAST_NOISE:
         return math.inf
     dp: Any = import_module("dp_accounting")

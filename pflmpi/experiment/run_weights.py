@@ -1,10 +1,9 @@
-"""`model.weights: RUN@ROUND`: a run whose first models are those that another had after a round."""
+"""`model.weights: RUN@ROUND`: a run that starts from the models of another run after a round."""
 
 import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,17 +21,17 @@ from pflmpi.store.layout import Layout
 from pflmpi.text import join_truncated
 from pflmpi.tree import Tree
 
-_OF_SERVER = ("model", "shared")  # where algorithms keep a model; others keep its parts as they are
+_SERVER_MODELS = ("model", "shared")  # keys under which algorithms keep a model; others keep its parts at the root
 
 
 @dataclass(frozen=True, eq=False)
 class RunWeights:
-    """The models of a run after a round: the server's, and the clients' own where they keep any."""
+    """The models of a run after a round: the server's, and the clients' own if they keep any."""
 
-    run: Path  # its folder
+    run: Path  # folder
     round: int  # of a checkpoint
-    own: bool  # whether clients begin with models of their own
-    personal: ModelExpression  # how these are put together
+    own: bool  # whether clients start with models of their own
+    personal: ModelExpression  # how these are assembled
     layout: Layout  # where the clients' rows are
 
     @property
@@ -43,18 +42,18 @@ class RunWeights:
     def server(self) -> Tree:
         """The parts of a model that the server keeps."""
         state = from_flat(run_folder.read_server(self.run, self.round))
-        places = [state[name] for name in _OF_SERVER if isinstance(state.get(name), dict)]
-        for place in (*places, state):
-            assert isinstance(place, dict)
-            if parts := {part: place[part] for part in MODEL_PARTS if part in place}:
+        subtrees = [state[name] for name in _SERVER_MODELS if isinstance(state.get(name), dict)]
+        for subtree in (*subtrees, state):
+            assert isinstance(subtree, dict)
+            if parts := {part: subtree[part] for part in MODEL_PARTS if part in subtree}:
                 return parts
         return {}
 
     def model(self, client: int, like: Tree) -> Tree:
-        """The arrays that the model of a client, or `SERVER`, begins with; `like` has those of a whole model.
+        """Returns the arrays that the model of a client, or `SERVER`, starts with; `like` has those of a whole model.
 
         Raises:
-            ConfigError: it is none of that model.
+            ConfigError: they are of another model.
             CheckpointError: the run is missing or damaged.
         """
         own = self.own and 0 <= client < len(self.layout.file)  # unseen clients join as those of the run did
@@ -80,12 +79,12 @@ class RunWeights:
             )
 
     def drawn(self, like: Tree, client: int = SERVER) -> list[str]:
-        """Paths of the arrays that the model of a client, or the server's, lacks."""
+        """Returns the paths of the arrays that the model of a client, or the server's, lacks."""
         paths = dict(tree.leaves(self.model(client, like)))
         return [path for path, _ in tree.leaves(like) if path not in paths]
 
     def differing(self, data: str, partition: str) -> str:
-        """Which of the run's data and partition, by the hashes of those here, is another; "" if none is."""
+        """Returns whether data or partition of the run differ from these hashes: "data", "partition", or ""."""
         recorded = run_folder.read_attributes(self.run, self.round)
         return "data" if recorded["data"] != data else "partition" if recorded["partition"] != partition else ""
 
@@ -98,31 +97,30 @@ class RunWeights:
 _block_length = lru_cache(maxsize=1)(run_folder.block_length)
 
 
-@lru_cache(maxsize=1)  # clients begin one after the other
+@lru_cache(maxsize=1)  # clients are initialised one after the other
 def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]]:
-    """What some clients keep, and what they are tested with, by id."""
+    """Reads what a block of clients keep and what they have received, by id."""
     length = _block_length(weights.run, weights.round)
     ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
-    newest = run_folder.read_received(weights.run, weights.round, ids)
+    messages = run_folder.read_received(weights.run, weights.round, ids)
     block: dict[int, tuple[Tree, Tree]] = {}
-    rows = run_folder.by_client(run_folder.rows_of(weights.run, weights.layout, ids))
-    for client, arrays in rows.items():
-        kept = from_flat({path: _number(np.array(array)) for path, array in arrays.items()})
-        received = from_flat({path: np.array(of_all[client - ids[0]]) for path, of_all in newest.items()})
-        block[client] = kept, {**received, **_tree(kept.get(RECEIVED))}
+    states = run_folder.by_client(run_folder.rows_of(weights.run, weights.layout, ids))
+    for client, arrays in states.items():
+        kept = from_flat({path: _as_number(np.array(array)) for path, array in arrays.items()})
+        received = from_flat({path: np.array(rows[client - ids[0]]) for path, rows in messages.items()})
+        kept_messages = kept.get(RECEIVED)
+        if isinstance(kept_messages, dict):
+            received |= kept_messages
+        block[client] = kept, received
     return block
 
 
-def _number(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype == bool else array  # a share may be a boolean
-
-
-def _tree(value: Any) -> Tree:
-    return value if isinstance(value, dict) else {}
+def _as_number(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == bool else array  # a mixing weight may be a boolean
 
 
 def run_weights(config: Config, num_clients: int) -> RunWeights | None:
-    """The models that the clients of a configuration begin with; None where they are drawn.
+    """Opens the models that the clients of a configuration start with; None where they are drawn.
 
     Raises:
         ConfigError: there are none of that run and round, or not for these clients.
@@ -139,7 +137,7 @@ def run_weights(config: Config, num_clients: int) -> RunWeights | None:
         raise ConfigError(f"model.weights = {str(run)!r}@{round}: there is no such checkpoint; {has}")
     if problems := verify.checkpoint(run, round, whole=False):
         raise CheckpointError("; ".join(problems.values()))
-    weights = _opened(run, round)
+    weights = _open(run, round)
     if weights.own and len(weights.layout.file) != num_clients:
         raise ConfigError(
             f"{weights.name}: its {len(weights.layout.file)} clients keep models of their own, and here are "
@@ -150,12 +148,13 @@ def run_weights(config: Config, num_clients: int) -> RunWeights | None:
     return weights
 
 
-def _opened(run: Path, round: int) -> RunWeights:
+def _open(run: Path, round: int) -> RunWeights:
     attributes, layout = run_folder.read_attributes(run, round), run_folder.read_layout(run, round)
     try:
-        described = personal.from_json(json.loads(str(attributes["personal"])))
+        expression = personal.from_json(json.loads(str(attributes["personal"])))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"round {round} of {run} does not say how its models are put together") from error
-    expression = described.nearest if isinstance(described, NotAModel) else described
-    keeps = any(paths for paths in run_folder.read_kinds(run, round).values())
-    return RunWeights(run, round, keeps and bool(personal.kept(expression)), expression, layout)
+    if isinstance(expression, NotAModel):
+        expression = expression.nearest
+    keep_state = any(run_folder.read_kinds(run, round).values())
+    return RunWeights(run, round, keep_state and bool(personal.kept(expression)), expression, layout)

@@ -18,7 +18,7 @@ from pflmpi.config.sections import by_key, differing, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.outside_code import changes, renamed
+from pflmpi.experiment.outside_code import find_code_changes, use_moved_files
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
@@ -35,7 +35,7 @@ _AND = " + "  # between the models of devices
 
 
 def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
-    """The `recorded` section of config.yaml: id, hashes of data and code, devices and versions."""
+    """Returns the section `recorded` of config.yaml: id, hashes of data and code, devices and versions."""
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
@@ -52,24 +52,24 @@ def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[
 
 
 def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Write all that a run has beside its rounds; the configuration is last."""
+    """Write the files of a run besides its rounds, config.yaml last."""
     write_about_data(run, experiment)
     write_config(run, experiment, recorded)
 
 
 def write_about_data(run: Path, experiment: Experiment) -> None:
-    """Write who holds how many samples of which class, and what models consist of."""
+    """Write partition.csv and modules.h5."""
     partition_file.write(run, experiment.counts)
     module_file.write(run, {number: _entries(experiment, number) for number in _modules(experiment)})
 
 
 def write_config(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Write the configuration with what the run has recorded."""
+    """Write config.yaml."""
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
 def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str, str | int]:
-    """Attributes of every round file: the configuration, hashes and versions, and how to read the state."""
+    """Returns the attributes of every round file: configuration, hashes, versions, and how to read the state."""
     algorithm, task, resolved = experiment.config.algorithm, experiment.tasks[0], experiment.config.resolved()
     values = {
         "config": yaml_file.dump(resolved),
@@ -81,13 +81,13 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "personal": personal.to_json(algorithm.personal(task)),
         "class_names": list(class_names(experiment)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
-        **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
+        **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # those in modules.h5
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
 
 
 def _modules(experiment: Experiment) -> list[int]:
-    """Numbers of the models whose state dict has more than what is trained and its usual names."""
+    """Returns the numbers of the models that modules.h5 is needed for: modules from outside, and frozen parts."""
     tasks = [experiment.tasks[cohort] for cohort in experiment.cohort[: len(experiment.config.models)]]
     return [
         number
@@ -97,7 +97,7 @@ def _modules(experiment: Experiment) -> list[int]:
 
 
 def _entries(experiment: Experiment, number: int) -> Entries:
-    """What the state dict of a model consists of."""
+    """Returns the entries of a model's state dict."""
     task = experiment.tasks[experiment.cohort[number]]
     frozen, file = dict(tree.leaves(task.frozen.on(HOST))), None
     if isinstance(task.architecture, ModuleArchitecture):
@@ -113,15 +113,14 @@ def _entries(experiment: Experiment, number: int) -> Entries:
         elif path in frozen:
             paths[name], constants[name] = CONSTANT, frozen[path]
     weights = WeightsFile(file, module_file.sha256(file)) if file and FROM_FILE in paths.values() else None
-    return Entries(paths, {name: _array(value) for name, value in constants.items()}, weights)
-
-
-def _array(value: torch.Tensor) -> np.ndarray:
-    return to_numpy(value.float() if value.dtype == torch.bfloat16 else value)
+    arrays = {
+        name: to_numpy(value.float() if value.dtype == torch.bfloat16 else value) for name, value in constants.items()
+    }
+    return Entries(paths, arrays, weights)
 
 
 def class_names(experiment: Experiment) -> tuple[str, ...]:
-    """Class names of a dataset of the package, or those that the data has."""
+    """Returns the class names that the data has, or those of a dataset of the package."""
     data, dataset = experiment.config.data, experiment.federation.dataset
     if not dataset.task_kind.classes:
         return ("all samples",)
@@ -129,11 +128,11 @@ def class_names(experiment: Experiment) -> tuple[str, ...]:
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:
-    """The configuration of a run with overrides.
+    """Reads the configuration of a run, with overrides.
 
     Raises:
-        CheckpointError: not a run, or an override that would change its results: `training.rounds` may change
-            (upwards), and what only says where and how things are computed.
+        CheckpointError: not a run, or an override that would change its results; `training.rounds` may grow, and where
+            and how things are computed may change.
     """
     config, changes = changed_config(run, override(values(run), overrides))
     _check_changes(run, changes, config)
@@ -141,14 +140,14 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
 
 
 def changed_config(run: Path, changed: Mapping[str, Any]) -> tuple[Config, dict[str, tuple[Any, Any]]]:
-    """The configuration with these sections, and the dotted keys that are others than in a run: [before, now]."""
+    """Returns the configuration with these sections, and its differences from a run: (before, now) by dotted key."""
     config = _parse(run, changed)
-    return config, _differences(_parsed(run, values(run), config), config)
+    return config, _differences(_parse_moved(run, values(run), config), config)
 
 
 def resumed_config(run: Path, config: Config) -> Config:
-    """The configuration of a run with the changes that `config` asks for; raises as `allowed_changes` does."""
-    sections = renamed(values(run), config)
+    """Returns the configuration of a run with the changes that `config` makes; raises as `allowed_changes`."""
+    sections = use_moved_files(values(run), config)
     for key, value in allowed_changes(run, config).items():
         section, _, name = key.partition(".")
         sections[section] = {**sections[section], name: value}
@@ -156,21 +155,21 @@ def resumed_config(run: Path, config: Config) -> Config:
 
 
 def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
-    """The values, by dotted key, that change when a run is resumed with this configuration.
+    """Returns the new values, by dotted key, that change when a run is resumed with this configuration.
 
     Raises:
         CheckpointError: one of them would change the results of the run.
     """
-    different = _differences(_parsed(run, values(run), config), config)
+    differences = _differences(_parse_moved(run, values(run), config), config)
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
-        executor, _ = different.pop("runtime.executor", (executor, executor))
-    if config.data.split == "auto":  # a run from before that default goes on with its own
-        different.pop("data.split", None)
+        executor, _ = differences.pop("runtime.executor", (executor, executor))
+    if config.data.split == "auto":  # a run from before that default keeps its own
+        differences.pop("data.split", None)
     if config.runtime.lanes is None or executor == "loop":
-        different.pop("runtime.lanes", None)
-    _check_changes(run, different, config)
-    return {key: new for key, (_, new) in different.items()}
+        differences.pop("runtime.lanes", None)
+    _check_changes(run, differences, config)
+    return {key: new for key, (_, new) in differences.items()}
 
 
 def check_round(run: Path, round: int, config: Config) -> None:
@@ -180,23 +179,26 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, values(run), config)), config):
-        other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
-        raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
+    differences = _differences(_parse_moved(run, written, config), _parse_moved(run, values(run), config))
+    if changed := _format_fixed(differences, config):
+        raise CheckpointError(
+            f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}; put it "
+            "back from a copy, or set these values back"
+        )
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
 
 
 def origin(run: Path) -> dict[str, Any]:
-    """What a run has recorded of its rounds so far: whose fork it is, and why they have no epsilon; {} of neither."""
+    """Returns what a resumed run keeps of its records: the run that it is a fork of, and why it has no epsilon."""
     return {key: value for key, value in stored.read(run)["recorded"].items() if key in ("fork", "no_epsilon")}
 
 
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
-    """The devices that have computed a run and those that will continue it.
+    """Returns the models of the devices that have computed a run and of those that will continue it.
 
     Raises:
-        CheckpointError: they are of other models, and `runtime.mixed_gpus` does not allow it.
+        CheckpointError: they differ, and `runtime.mixed_gpus` does not allow it.
     """
     before = tuple(str(stored.read(run)["recorded"].get("device", _AND.join(experiment.computed_on))).split(_AND))
     new = [model for model in experiment.computed_on if model not in before]
@@ -210,61 +212,61 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
-    """Changes in code from outside the package since a run was written; raises unless they are allowed."""
-    return changes(run, stored.read(run)["recorded"].get("code", {}), values(run), config, allowed)
+    """Lists changes of code from outside the package since a run was written; raises unless they are allowed."""
+    return find_code_changes(run, stored.read(run)["recorded"].get("code", {}), values(run), config, allowed)
 
 
-def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:
-    """The configuration of a run, with the files that it names where `config` has them."""
-    return _parse(run, renamed(values, config))
+def _parse_moved(run: Path, values: Mapping[str, Any], config: Config) -> Config:
+    """Parses the configuration of a run, whose files may have been moved to where `config` has them."""
+    return _parse(run, use_moved_files(values, config))
 
 
 def _parse(run: Path, values: Mapping[str, Any]) -> Config:
-    """The configuration of a run; which code is executed for it is said first: a stranger's may do anything."""
+    """Parses the configuration of a run; first logs which code it executes: a stranger's code may do anything."""
     sections = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
-    named = [text for part in sections if isinstance(part, Mapping) for text in _references(part)]
-    announce(run, [text for text in named if isinstance(text, str)])
+    names = [name for part in sections if isinstance(part, Mapping) for name in _code_names(part)]
+    announce(run, [name for name in names if isinstance(name, str)])
     return parse(values)
 
 
 def announce(run: Path, names: Sequence[str]) -> None:
-    """Log which of the names in the configuration of a run are code from outside that is executed now."""
+    """Log which names in the configuration of a run are code from outside the package, which is executed now."""
     if code := dict.fromkeys(name for name in names if outside.is_reference(name)):
-        _announce(f"{run} names code, which is executed now: {', '.join(code)}")
+        _log_once(f"{run} names code, which is executed now: {', '.join(code)}")
 
 
-def _references(section: Mapping[str, Any]) -> list[Any]:
-    """What may name code from outside."""
+def _code_names(section: Mapping[str, Any]) -> list[Any]:
+    """Returns the values of a section that may name code from outside."""
     lists = [names for key in ("transform", "measures") if isinstance(names := section.get(key), list)]
     return [*map(section.get, ("name", "task", "selection")), *(name for names in lists for name in names)]
 
 
-@cache  # also for the ranks that are forks
-def _announce(text: str) -> None:
+@cache  # forked ranks inherit it
+def _log_once(text: str) -> None:
     _log.warning("%s", text)
 
 
 def values(run: Path) -> dict[str, Any]:
-    """The sections of the configuration of a run."""
+    """Reads the sections of the configuration of a run."""
     return {key: value for key, value in stored.read(run).items() if key != "recorded"}
 
 
 def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys in which two configurations differ: the value before, the value now."""
+    """Returns the values before and now, by dotted key, in which two configurations differ."""
     return differing(by_key(before.resolved()), by_key(now.resolved()))
 
 
-def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]], config: Config) -> None:
-    if changed := _fixed(different, config):
+def _check_changes(run: Path, differences: Mapping[str, tuple[Any, Any]], config: Config) -> None:
+    if changed := _format_fixed(differences, config):
         raise CheckpointError(
             f"{run} was made with another configuration: {', '.join(changed)}; "
             "leave these as they are, or start a new run"
         )
 
 
-def _fixed(different: Mapping[str, tuple[Any, Any]], config: Config) -> list[str]:
-    """The differences that would change results, in words."""
+def _format_fixed(differences: Mapping[str, tuple[Any, Any]], config: Config) -> list[str]:
+    """Formats the differences that would change results."""
     training, free = config.training, set(FREE_ON_RESUME)
     if training.schedule == "cosine" and training.decay_rounds is None:
-        free.discard("training.rounds")  # over which learning rates fall
-    return [f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in free]
+        free.discard("training.rounds")  # over which learning rates decay
+    return [f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in differences.items() if key not in free]
