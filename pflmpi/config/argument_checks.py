@@ -1,4 +1,4 @@
-"""Arguments of functions that scripts and notebooks call: of the type that is needed, or refused by name."""
+"""Checks the types of arguments of functions that scripts and notebooks call."""
 
 import operator
 from os import PathLike
@@ -11,19 +11,19 @@ from pflmpi.text import short_repr
 
 
 def wrong_type(name: str, value: object, expected: str) -> ConfigError:
-    """The error that says what an argument is, and what was expected."""
+    """Returns the error for an argument of the wrong type."""
     return ConfigError(f"{name} = {short_repr(value)} is a {type(value).__name__}; expected {expected}")
 
 
 def as_path(name: str, value: object, expected: str = "a path, as text or pathlib.Path") -> Path:
-    """The path of an argument; raises `ConfigError` for what is none."""
+    """Converts an argument to a path; raises `ConfigError` for anything else."""
     if isinstance(value, str | PathLike):
         return expanded(value)
     raise wrong_type(name, value, expected)
 
 
 def as_integer(name: str, value: Any) -> int:
-    """The integer of an argument, also of NumPy's; raises `ConfigError` for what is none."""
+    """Converts an argument to an integer, also NumPy's; raises `ConfigError` for anything else."""
     try:
         return operator.index(value)
     except TypeError:

@@ -18,9 +18,9 @@ from pflmpi.text import first_line
 _EXPECTED = "expected a number, text, true, false, null, or a list of these"
 
 
-@cache  # a table has the same algorithm, model and partition in hundreds of cells
+@cache  # hundreds of cells of a sweep have the same algorithm, model and partition
 def fields_model(kind: type) -> type[BaseModel]:
-    """Pydantic model with the fields of a dataclass, their ranges and defaults.
+    """Builds the pydantic model of a dataclass: its fields with their ranges and defaults.
 
     Raises:
         ConfigError: a type that no configuration can hold, or a default that is not allowed; names file, class and
@@ -36,7 +36,7 @@ def fields_model(kind: type) -> type[BaseModel]:
 
 
 def partition_model(name: str) -> type[BaseModel]:
-    """Pydantic model of the keys of a partition besides `name`, made from the function's signature.
+    """Builds the pydantic model of a partition's keys besides `name` from the function's signature.
 
     Raises:
         ConfigError: as `fields_model`.
@@ -47,10 +47,12 @@ def partition_model(name: str) -> type[BaseModel]:
 @cache
 def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
     hints = _hints(function)
-    number = hints.get("clients", int)
-    natural = type(None) in get_args(number)
-    about = Field(None if natural else ..., ge=1, description="number of clients" + ", null for all" * natural)
-    fields: dict[str, Any] = {"clients": (number, about)}
+    type_of_clients = hints.get("clients", int)
+    if type(None) in get_args(type_of_clients):
+        clients = Field(None, ge=1, description="number of clients, null for all")
+    else:
+        clients = Field(..., ge=1, description="number of clients")
+    fields: dict[str, Any] = {"clients": (type_of_clients, clients)}
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
@@ -58,7 +60,7 @@ def _partition_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a class, or of the arguments of a function."""
+    """Returns the types of the fields of a class, or of the arguments of a function."""
     try:
         return get_type_hints(kind, include_extras=True)
     except Exception as error:
@@ -66,11 +68,11 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _model(kind: Any, fields: dict[str, Any]) -> type[BaseModel]:
-    """Pydantic model of keys, each with its type and default; raises as `fields_model`."""
+    """Builds a pydantic model of keys, each with its type and default; raises as `fields_model`."""
     try:
         model: type[BaseModel] = create_model(kind.__name__, **fields)
     except (PydanticUserError, ValueError, NameError) as error:
-        raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {first_line(error)}") from error
+        raise ConfigError(f"{_where(kind)}{_find_unusable(fields)}: {first_line(error)}") from error
     _check_fields(_where(kind), model)
     return model
 
@@ -78,8 +80,8 @@ def _model(kind: Any, fields: dict[str, Any]) -> type[BaseModel]:
 def _check_fields(where: str, model: type[BaseModel]) -> None:
     """Raise `ConfigError` for a type or default that no YAML file can set: a run that wrote it could not be resumed."""
     for name, field in model.model_fields.items():
-        if wrong := next(_unwritable(field.annotation), None):
-            raise ConfigError(f"{where}.{name} is a {wrong}, which no key can be; {_EXPECTED}")
+        if unwritable := next(_unwritable_types(field.annotation), None):
+            raise ConfigError(f"{where}.{name} is a {unwritable}, which no key can be; {_EXPECTED}")
     optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
     defaults = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
     check_values(where, defaults)
@@ -91,10 +93,10 @@ def _check_fields(where: str, model: type[BaseModel]) -> None:
 
 
 def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
-    """Validated values for the fields of a class; raises `ConfigError` for one that YAML cannot hold."""
+    """Returns validated values for the fields of a class; raises `ConfigError` for one that YAML cannot hold."""
     fields = dict(values.__dict__)
     for name, value in fields.items():
-        if not _plain(value):
+        if not _is_plain(value):
             raise ConfigError(
                 f"{_where(kind)}.{name} = {value!r} is a {type(value).__name__}, which {section}.{name} cannot be; "
                 f"{_EXPECTED}"
@@ -102,22 +104,22 @@ def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
     return fields
 
 
-def _unwritable(annotation: Any) -> Iterator[str]:
-    """Yield the types within a type that YAML has no values of: tuples, sets and mappings."""
+def _unwritable_types(annotation: Any) -> Iterator[str]:
+    """Yield the types within a type of which YAML has no values: tuples, sets and mappings."""
     kind = get_origin(annotation) or annotation
     if annotation == dict[str, bool | int | float | str]:
         return
     if isinstance(kind, type) and issubclass(kind, tuple | Mapping | Set):
         yield str(annotation) if get_args(annotation) else kind.__name__
     for part in get_args(annotation):
-        yield from _unwritable(part)
+        yield from _unwritable_types(part)
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(map(_plain, value.values()))
+        return all(map(_is_plain, value.values()))
     if isinstance(value, list):
-        return all(map(_plain, value))
+        return all(map(_is_plain, value))
     return value is None or type(value) in (bool, int, float, str)
 
 
@@ -127,8 +129,8 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
     return ... if field.default is dataclasses.MISSING else field.default
 
 
-def _unusable(fields: dict[str, Any]) -> str:
-    """The first field that makes no key, and what would."""
+def _find_unusable(fields: dict[str, Any]) -> str:
+    """Returns the first field that cannot be a key, and what can; "" without any."""
     for name, field in fields.items():
         try:
             create_model("one", **{name: field})
@@ -140,5 +142,5 @@ def _unusable(fields: dict[str, Any]) -> str:
 
 
 def _where(kind: Any) -> str:
-    """File and name of a class or function."""
+    """Returns file and name of a class or function."""
     return f"{outside.file_of(kind)}: {kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""A configuration made in Python: a keyword for each section, checked at once."""
+"""A configuration in Python: a keyword for each section, validated at once."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ class Config(load.Config):
     """A configuration from keywords; each section is a mapping as in YAML, a name, a class, or an object such as
     `FedGMH()`.
 
-    In a mapping too, classes and functions may stand where their names do. Files that it names are relative to the
-    working directory. It cannot be changed; `replace` makes another.
+    A mapping may have classes and functions in place of their names. Files are relative to the working directory. It
+    cannot be changed; `replace` makes another.
 
     Raises:
         ConfigError: an unknown key, or a value that is not allowed; says what is.
@@ -79,33 +79,35 @@ class Config(load.Config):
         sections: dict[str, Any] = {"training": training, "evaluation": evaluation, "checkpoint": checkpoint}
         sections |= {"data": data, "partition": partition, "model": model, "algorithm": algorithm}
         sections |= {"uplink": uplink, "output": output, "runtime": runtime}
-        given = {key: _plain(key, value) for key, value in sections.items() if value is not None}
-        self._take(load.parse({"seed": _value(seed), **given}))
+        raw = {key: _plain(key, value) for key, value in sections.items() if value is not None}
+        self._copy_fields(load.parse({"seed": _value(seed), **raw}))
 
-    def _take(self, checked: load.Config) -> None:
-        for field in dataclasses.fields(checked):
-            object.__setattr__(self, field.name, getattr(checked, field.name))
+    def _copy_fields(self, config: load.Config) -> None:
+        for field in dataclasses.fields(config):
+            object.__setattr__(self, field.name, getattr(config, field.name))
 
     def __repr__(self) -> str:
-        """The keywords that make it, without values that are the defaults."""
-        raw = self._without_measures_of_task()
+        """The call that makes it, without default values."""
+        raw = self._without_default_measures()
         kinds = {**load.SECTIONS, "algorithm": fields_model(type(self.algorithm))}
         if self.partition.name is not None:
             kinds["partition"] = partition_model(self.partition.name)
         models = [
-            _differing({"name": MODELS.name_of(type(model)), **dataclasses.asdict(model)}, fields_model(type(model)))
+            _without_defaults(
+                {"name": MODELS.name_of(type(model)), **dataclasses.asdict(model)}, fields_model(type(model))
+            )
             for model in self.models
         ]
-        sections = {**raw, **{name: _differing(raw[name], kind) for name, kind in kinds.items()}}
+        sections = {**raw, **{name: _without_defaults(raw[name], kind) for name, kind in kinds.items()}}
         sections["model"] = models[0] if len(models) == 1 else models
         words = [f"{name}={sections[name]!r}" for name in KEYS if sections[name] not in ({}, "cnn")]
         return f"Config({', '.join(words)})"
 
     @classmethod
     def load(cls, path: "str | PathLike[str]") -> "Config":
-        """The configuration in a YAML file."""
+        """Reads a YAML file."""
         config = cls.__new__(cls)
-        config._take(load.load(as_path("path", path)))
+        config._copy_fields(load.load(as_path("path", path)))
         return config
 
     def save(self, path: "str | PathLike[str]") -> None:
@@ -114,11 +116,11 @@ class Config(load.Config):
             atomic.write(as_path("path", path), yaml_file.dump(self.resolved()).encode())
 
     def replace(self, **sections: Any) -> "Config":
-        """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
-        return Config(**merged(self._without_measures_of_task(), sections))
+        """Returns the configuration with other sections; one without a `name` changes only the keys that it has."""
+        return Config(**merged(self._without_default_measures(), sections))
 
-    def _without_measures_of_task(self) -> dict[str, Any]:
-        """All values, but null for the measures of `data.task`: another task has others."""
+    def _without_default_measures(self) -> dict[str, Any]:
+        """Returns all values, but null for the default measures of `data.task`: another task has others."""
         raw = self.resolved()
         if raw["evaluation"]["measures"] == [*TASK_KINDS[self.data.task].default_measures]:
             raw["evaluation"] = {**raw["evaluation"], "measures": None}
@@ -126,12 +128,12 @@ class Config(load.Config):
 
 
 def merged(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw configuration with sections as `Config` takes them."""
+    """Merges sections, as `Config` takes them, into a raw configuration."""
     return merge(raw, {key: _value(value) if key == "seed" else _plain(key, value) for key, value in sections.items()})
 
 
 def _plain(section: str, value: Any) -> Any:
-    """What YAML would hold in place of a value."""
+    """Converts the value of a section to what YAML would hold."""
     if isinstance(value, str) and section in NAMED:
         return value
     if isinstance(value, Algorithm):
@@ -151,11 +153,11 @@ def _plain(section: str, value: Any) -> Any:
     raise ConfigError(f"{section} = {short_repr(value)}: give its keys as a mapping, such as {section}={{...}}")
 
 
-def _differing(section: dict[str, Any], kind: type[BaseModel]) -> Any:
-    """The values of a section that are not the defaults; a name alone where there is no other."""
+def _without_defaults(section: dict[str, Any], kind: type[BaseModel]) -> Any:
+    """Returns the values of a section that differ from the defaults; the name alone if it is the only one."""
     defaults = kind.model_construct().model_dump()  # without the keys that are required
-    kept = {key: value for key, value in section.items() if key not in defaults or value != defaults[key]}
-    return kept["name"] if kept.keys() == {"name"} else kept
+    values = {key: value for key, value in section.items() if key not in defaults or value != defaults[key]}
+    return values["name"] if values.keys() == {"name"} else values
 
 
 def _item(key: str, value: Any) -> Any:
@@ -174,7 +176,7 @@ def _value(value: Any) -> Any:
 
 
 def _name(section: str, registry: Registry[Any], kind: Any) -> str:
-    """The name of a class or function of the package, or `file:Class`, `module:Class` of another."""
+    """Returns the registered name of a class or function, or `file:Class` or `module:Class`."""
     try:
         return registry.name_of(kind)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
+"""Configurations: read from YAML, overridden by `-s section.key=value`, validated, and resolved to plain values."""
 
 import dataclasses
 import json
@@ -61,11 +61,11 @@ class Config:
     runtime: RuntimeConfig
 
     def __hash__(self) -> int:
-        """That of all values, for sets and keys of dictionaries."""
+        """Hash of all values, so that configurations can be keys of dictionaries."""
         return hash(json.dumps(self.resolved(), sort_keys=True))
 
     def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain values, as written into the run."""
+        """Returns the whole configuration as plain values, as written into the run."""
         models = [_named(MODELS, model) for model in self.models]
         return {
             "seed": self.seed,
@@ -78,17 +78,17 @@ class Config:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file, with `section.key=value` overrides applied.
+    """Reads the configuration in a YAML file, with `section.key=value` overrides applied.
 
-    A class in a file is named relative to the configuration; in an override, relative to the working directory. That of
-    a run, RUN/config.yaml, is one for others too: what is `recorded` in it of that run alone is left out.
+    Files are relative to the folder of the configuration; in an override, to the working directory. The section
+    `recorded` of RUN/config.yaml is ignored, so that the file can be used for other runs.
     """
     raw = {key: value for key, value in read(path).items() if key != "recorded"}
     return parse(override(located(raw, path.parent), overrides))
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """The validated configuration; code that it names from outside the package is loaded."""
+    """Validates a configuration; loads the code from outside the package that it names."""
     with outside.as_config_error():
         config = _parse(located(raw, Path()))
         for name in config.data.transform:
@@ -118,14 +118,14 @@ def _parse(raw: Mapping[str, Any]) -> Config:
         seed=seed,
         data=_data(raw.get("data", {})),
         partition=partition(raw.get("partition", {})),
-        models=tuple(named("model", MODELS, value) for value in models),
+        models=tuple(build_named("model", MODELS, value) for value in models),
         algorithm=_algorithm(raw.get("algorithm", {})),
         **sections,  # type: ignore[arg-type]
     )
 
 
 def partition(value: object) -> PartitionConfig:
-    """The validated `partition` section: `{name, clients, <parameters>}`, or `{path}` for a saved partition."""
+    """Validates the `partition` section: `{name, clients, <parameters>}`, or `{path}` for a saved partition."""
     values = mapping("partition", value)
     if "path" in values:
         path = values.pop("path")
@@ -147,8 +147,8 @@ def partition(value: object) -> PartitionConfig:
     return PartitionConfig(name=name, clients=parameters.pop("clients"), parameters=parameters)
 
 
-def named(name: str, registry: Registry[type[T]], value: object) -> T:
-    """The object described by a section: its class by `name`, and values for its fields."""
+def build_named(name: str, registry: Registry[type[T]], value: object) -> T:
+    """Builds the object that a section describes: its class by `name`, and values for its fields."""
     values = mapping(name, value)
     if not isinstance(values.get("name"), str):
         problem = f"= {short_repr(values['name'])} is not a name" if "name" in values else "is missing"
@@ -166,8 +166,8 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
 
 
 def _algorithm(value: object) -> Algorithm:
-    """The validated `algorithm` section; a value without effect beside the others is refused."""
-    algorithm: Algorithm = named("algorithm", ALGORITHMS, value)
+    """Validates the `algorithm` section; refuses a value that has no effect beside the others."""
+    algorithm: Algorithm = build_named("algorithm", ALGORITHMS, value)
     fields = fields_model(type(algorithm)).model_fields
     for name, (other, *values) in algorithm.without_effect().items():
         if (chosen := getattr(algorithm, name)) != fields[name].get_default(call_default_factory=True):
@@ -183,26 +183,26 @@ def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:
 
 
 def _data(value: object) -> DataConfig:
-    """The validated `data` section; fields of a class from outside the package are keys of it too."""
+    """Validates the `data` section, in which the fields of a class from outside the package are keys too."""
     values = mapping("data", value)
     if isinstance(values.get("path"), str):
-        if used := [key for key in ("root", "download") if values.get(key)]:
-            raise ConfigError(f"data.{used[0]} with data.path, which is the data already; leave one of them out")
-        if values.get("name") in (None, *SOURCES):  # that of the dataset whose place it takes
+        if unused := [key for key in ("root", "download") if values.get(key)]:
+            raise ConfigError(f"data.{unused[0]} with data.path, which is the data already; leave one of them out")
+        if values.get("name") in (None, *SOURCES):  # the name of the dataset that the path replaces
             values["name"] = Path(values["path"]).stem
         return section("data", DataConfig, values)
-    if used := [key for key in ("label", "client", "layout") if values.get(key) is not None]:
-        raise ConfigError(f"data.{used[0]} is about data.path, which is not set; set it, or leave the key out")
+    if unused := [key for key in ("label", "client", "layout") if values.get(key) is not None]:
+        raise ConfigError(f"data.{unused[0]} is about data.path, which is not set; set it, or leave the key out")
     name = values.get("name")
     if not isinstance(name, str) or not outside.is_reference(SOURCES.reference(name) or ""):
         return section("data", DataConfig, values)
     kind = SOURCES[name]
     assert isinstance(kind, type)
-    own = fields_model(kind)
-    if taken := sorted(own.model_fields.keys() & DataConfig.model_fields.keys()):
+    fields = fields_model(kind)
+    if repeated := sorted(fields.model_fields.keys() & DataConfig.model_fields.keys()):
         raise ConfigError(
-            f"data: {kind.__qualname__}.{taken[0]} is a key of the data section already; rename the field"
+            f"data: {kind.__qualname__}.{repeated[0]} is a key of the data section already; rename the field"
         )
     common = {key: value for key, value in values.items() if key in DataConfig.model_fields}
-    options = section("data", own, {key: value for key, value in values.items() if key not in common})
+    options = section("data", fields, {key: value for key, value in values.items() if key not in common})
     return section("data", DataConfig, common).with_options(plain("data", kind, options))

@@ -1,5 +1,5 @@
-"""From a configuration to its rounds; what happens in a round is `runtime`'s.
+"""From a configuration to a run; the rounds themselves are in `runtime`.
 
-`build` makes objects of names, `run` runs them in a folder, `restore` opens a run again, and `stored_config` knows the
-folder's configuration.
+`build` turns names into objects, `run` runs them in a folder, `restore` reopens a run, and `stored_config` reads and
+checks the configuration of a folder.
 """

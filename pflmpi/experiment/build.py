@@ -1,4 +1,4 @@
-"""From a validated configuration to the objects that its rounds need."""
+"""Builds the objects that the rounds of a configuration need."""
 
 import dataclasses
 import hashlib
@@ -59,42 +59,42 @@ _log = logging.getLogger(__name__)
 class Experiment:
     """Data, models and algorithm of a configuration; the same on every rank and for any number of ranks."""
 
-    config: Config  # the configuration, with `executor` and `lanes` decided
-    division: Division  # who holds what, and who is trained
+    config: Config  # with `executor` and `lanes` chosen
+    division: Division  # the clients' data, and which clients are trained
     cohort: np.ndarray  # [N] the cohort of each client; a cohort has one architecture
     tasks: tuple[Task, ...]  # one per cohort, on the device of this rank
     templates: tuple[Tree, ...]  # one per cohort, what a client keeps between rounds
-    computed_on: tuple[str, ...]  # the models of the GPUs that compute it, or the processor's architecture
-    on_gpu: bool  # whether GPUs compute it, wherever this rank is
-    transform: Transform | None = None  # what training samples go through
+    computed_on: tuple[str, ...]  # the models of the GPUs that compute it, or the CPU architecture
+    on_gpu: bool  # whether the computing ranks use GPUs, even if this rank has none
+    transform: Transform | None = None  # applied to training samples
 
     @property
     def federation(self) -> Federation:
-        """Data of the clients that are trained."""
+        """The data of the clients that are trained."""
         return self.division.trained
 
     @cached_property
     def newcomer(self) -> Newcomer | CannotJoin | None:
-        """Rule by which unseen clients join; None if there are none."""
+        """How unseen clients join; None if there are none."""
         if not self.division.unseen_numbers:
             return None
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
-        """What is measured besides what a task of classes always has."""
+        """The measures besides accuracy, which tasks of classes always have."""
         task_kind, measures = self.federation.dataset.task_kind, measures_of(self.config.evaluation.measures or ())
         return {name: measure for name, measure in measures.items() if name != "accuracy" or not task_kind.classes}
 
     @property
     def columns(self) -> list[str]:
-        """Those of metrics.csv."""
+        """The columns of metrics.csv."""
         simulated = self.config.training.step_seconds is not None
         return metric_columns([*self.measures], simulated, bool(self.federation.validation))
 
     @cached_property
     def pool(self) -> Pool:
-        """All samples, or their features, on the device of this rank: one copy for all that computes with them."""
+        """All samples, or their features, on the device of this rank."""
         dataset, device = self.federation.dataset, self.tasks[0].device
         if self.caches_features:
             return Pool.of_features(dataset, self.tasks[0])
@@ -103,49 +103,49 @@ class Experiment:
         return Pool.of(dataset, device)
 
     def most_resident(self, memory: float) -> float:
-        """Bytes of samples that a GPU with so much memory holds; more stay on the host, see `Pool.on_device`."""
+        """Returns how many bytes of samples a GPU with so much memory keeps; more stay on the host."""
         return {"host": 0.0, "auto": memory * _MOST_RESIDENT, "device": math.inf}[self.config.data.resident]
 
     @property
     def caches_features(self) -> bool:
-        """Whether clients train on features of a frozen body that are computed before."""
+        """Whether clients train on precomputed features of a frozen body."""
         return self.config.models[0].cache_features
 
     @property
     def num_participants(self) -> int:
-        """Clients that are drawn in each round."""
+        """Number of clients drawn in each round (P)."""
         return self.config.training.num_drawn(self.federation.num_clients)
 
     def with_executor(self, runtime: RuntimeConfig) -> "Experiment":
-        """The experiment with these settings, and `executor` and `lanes` decided."""
+        """Returns the experiment with these settings, and `executor` and `lanes` chosen."""
         clients, participants = self.federation.num_clients, self.num_participants
         runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
 
     def with_run_weights(self) -> "Experiment":
-        """The experiment whose models begin as `model.weights` says; what cannot be so is refused."""
-        first = run_weights(self.config, self.federation.num_clients)
-        if first is None:
+        """Returns the experiment whose models start from the run that `model.weights` names, if any."""
+        weights = run_weights(self.config, self.federation.num_clients)
+        if weights is None:
             return self
         for cohort, task in enumerate(self.tasks):
-            first.check(task, int(np.flatnonzero(self.cohort == cohort)[0]))
-        return dataclasses.replace(self, tasks=tuple(task.replace(first=first) for task in self.tasks))
+            weights.check(task, int(np.argmax(self.cohort == cohort)))
+        return dataclasses.replace(self, tasks=tuple(task.replace(first=weights) for task in self.tasks))
 
     def check_participation(self, done: int) -> None:
-        """Raise `ConfigError` where a round after `done` cannot be with the clients that take part."""
+        """Raise `ConfigError` if a round after `done` cannot be computed with the clients that take part."""
         participation = Participation(self.config.training, self.config.seed, self.federation.num_train)
         checks.check_participation(self.config, self.tasks[0], participation, done)
 
     @property
     def counts(self) -> SampleCounts:
-        """Samples of each client and class."""
+        """The samples of each client and class."""
         validation = self.federation.for_validation
         totals = None if validation is None else validation.test_class_counts
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts, totals)
 
     @property
     def weights(self) -> list[str]:
-        """Files that the models start from."""
+        """The weights files that the models start from."""
         recipes = [task.architecture.recipe for task in self.tasks if isinstance(task.architecture, ModuleArchitecture)]
         return [recipe.weights for recipe in recipes if recipe.weights is not None]
 
@@ -162,18 +162,18 @@ class Experiment:
 
 
 def load_federation(config: Config) -> Federation:
-    """The clients' data as configured."""
+    """Loads and partitions the data as configured."""
     return build(load(config.data, config.seed, config.runtime.cache), config.partition, config.data, config.seed)
 
 
 def prepare(
     config: Config, device: torch.device, gpu_models: Sequence[str] = (), federation: Federation | None = None
 ) -> Experiment:
-    """The experiment of a configuration; all that can be refused before the start is refused here.
+    """Builds the experiment of a configuration; refuses all that can be refused before the start.
 
     Args:
-        gpu_models: of the ranks that compute; none on CPUs.
-        federation: the clients' data, if they are loaded already.
+        gpu_models: of the ranks that compute; empty on CPUs.
+        federation: the clients' data, if already loaded.
     """
     with outside.as_config_error():
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
@@ -183,9 +183,9 @@ def prepare(
 
 
 def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
-    """The models, bound to data that is already loaded, and who has which; see `prepare`.
+    """Binds the models to the data and assigns them to clients; the first half of `prepare`.
 
-    The executor is the one that the models suggest, and nothing is known yet of what clients keep.
+    The executor is the one that suits the models; `templates` are still empty.
     """
     if config.evaluation.unseen and config.data.normalize == "pixel":
         raise ConfigError(
@@ -205,10 +205,10 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
 
 
 def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, device: torch.device) -> Task:
-    """The task of the clients that have a model; what of it is frozen is on the device from now on."""
+    """Builds the task of the clients that have a model; moves its frozen part to the device."""
     shape, num_classes = dataset.images.shape[1:], dataset.num_classes
     if isinstance(model, ModuleModel) and dataset.may_be_tokens and config.data.normalize == "fixed":
-        # Made-up samples would have padding alone.
+        # Made-up samples would be all padding.
         architecture = model.bind(shape, num_classes, torch.tensor(dataset.images[:2]))
     else:
         architecture = model.bind(shape, num_classes)
@@ -229,11 +229,11 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
 
 
 def _check_axes(task: Task) -> None:
-    """Raise `ConfigError` for a model with scores of other axes than the labels of the task need."""
+    """Raise `ConfigError` for a model whose scores do not have the axes that the labels need."""
     architecture, needed = task.architecture, task.score_shape[:-1]
     axes = architecture.findings.axes if isinstance(architecture, ModuleArchitecture) else ()
     if axes != needed:
-        scores, allowed = (", ".join(["B", *map(str, some), "K"]) for some in (axes, needed))
+        scores, allowed = (", ".join(["B", *map(str, middle), "K"]) for middle in (axes, needed))
         raise ConfigError(
             f"model {architecture.name} has scores [{scores}], and labels of this data.task need [{allowed}]; choose a "
             "model that has them, such as a module of your own"
@@ -241,30 +241,30 @@ def _check_axes(task: Task) -> None:
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
-    """The executor, once modules from outside have been compared with plain PyTorch, and an algorithm tried in lanes.
+    """Returns the executor to use: compares modules from outside with plain PyTorch, and tries an algorithm in lanes.
 
     Args:
         experiment: from `draft`.
         configured: `runtime.executor` of the configuration.
 
     Raises:
-        ConfigError: one is not trained as PyTorch trains it, or not in lanes where those are configured.
+        ConfigError: a module is not trained as PyTorch trains it, or not in lanes where those are configured.
     """
     executor = experiment.config.runtime.executor
     in_lanes = executor == "lanes"
-    why = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
-    if not why and in_lanes and configured == "auto":
-        why = unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
-    if not why:
+    problem = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
+    if not problem and in_lanes and configured == "auto":
+        problem = unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
+    if not problem:
         return executor
     if configured == "lanes":
-        raise ConfigError(f"{why}{IN_LANES}")
-    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", why)
+        raise ConfigError(f"{problem}{IN_LANES}")
+    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", problem)
     return "loop"
 
 
 def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> Experiment:
-    """The experiment of a draft; see `prepare`.
+    """Checks the options of a draft and adds what clients keep; the second half of `prepare`.
 
     Args:
         executor: from `check_executor`, the same on all ranks.
@@ -287,14 +287,14 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
+            check_padding(algorithm, task, int(np.argmax(cohort == number)))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
 
     def trial() -> checks.OneStep:
-        of_one = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
-        return executor_of(of_one, checks.OneStep)
+        one_client = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
+        return executor_of(one_client, checks.OneStep)
 
     checks.check_optimizer(training, trial)
     if training.stop is not None:
@@ -303,12 +303,12 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
-    """Setup of the rounds of an experiment on some ranks.
+    """Builds the setup of the rounds of an experiment.
 
     Args:
         experiment: from `prepare`.
-        slots: how many of them can compute at once (cores or GPUs).
-        rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
+        slots: how many ranks can compute at once (cores or GPUs).
+        rank: this one, whose GPU then keeps only the samples of its own clients; None: any client may be computed.
     """
     config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
     algorithm, task, runtime = config.algorithm, experiment.tasks[0].replace(device=HOST), config.runtime
@@ -336,7 +336,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
 
 
 def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:
-    """Setup of the tests of unseen clients, if there are any that can join; they have the models in turn too."""
+    """Builds the setup of the tests of unseen clients, to which models are assigned in turn; None if none can join."""
     if not isinstance(experiment.newcomer, Newcomer):
         return None
     evaluation, everyone, cohort = experiment.config.evaluation, experiment.division.everyone, experiment.cohort
@@ -347,7 +347,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
 
 
 def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:
-    """Executor of an experiment, with all samples on its device unless a pool is given."""
+    """Builds the executor of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
     tasks = experiment.tasks
