@@ -1,4 +1,4 @@
-"""Classes and functions defined in a notebook or script, as files that other processes can import."""
+"""Writes classes and functions of a notebook or script into files that other processes can import."""
 
 import ast
 import hashlib
@@ -14,42 +14,39 @@ from pflmpi import atomic
 from pflmpi.errors import ConfigError
 
 FOLDER = "pflmpi_classes"  # in the working directory
+# Which every class has, and which depend on where it is defined.
+_CLASS_ATTRIBUTES = (
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__firstlineno__",
+    "__annotations__",
+    "__annotations_cache__",
+)
 
 
 def reference(section: str, kind: Any) -> str:
-    """`module:Class` of a class or function; of the main module `file.py:Class`, in a file written for it.
+    """Returns `module:Class` of a class or function, or `file:Class` of a file written for one of the main module.
 
-    The file has the statements of the notebook or script that bind the names it uses, and its name a hash of these.
+    The file has the statements of the notebook or script that bind the names it uses; its name has a hash of these.
 
     Raises:
         ConfigError: the source cannot be found, or does not stand alone.
     """
-    name, where = kind.__qualname__, kind.__module__
+    name, module = kind.__qualname__, kind.__module__
     instead = f"put it in a file and give its name there, './my_file.py:{kind.__name__}'"
     if "<locals>" in name:
         raise ConfigError(f"{section}: {name} is defined where no other process can import it; {instead}")
-    if where != "__main__":
-        return f"{where}:{name}"
-    statements = _statements()
+    if module != "__main__":
+        return f"{module}:{name}"
+    statements = _read_statements()
     if name not in statements:
         raise ConfigError(f"{section}: the source of {name} cannot be found; {instead}")
-    if getattr(sys.modules[where], name, None) != kind:
+    namespace = vars(sys.modules[module])
+    if namespace.get(name) != kind:
         older = f"{kind!r} is not the {name} in the source of this notebook or script any more"
         raise ConfigError(f"{section}: {older}; make it anew, or {instead}")
-    now = vars(sys.modules[where])
-    try:
-        needed = {used: _text(used, statements.get(used), now[used]) for used in _needed(name, statements, now)}
-    except ValueError as error:
-        raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
-    source = "\n\n".join(dict.fromkeys(needed.values())) + "\n"
-    made: dict[str, Any] = {"__name__": FOLDER}
-    try:
-        exec(compile(source, f"<source of {name}>", "exec"), made)
-    except Exception as error:
-        raise ConfigError(f"{section}: the source of {name} does not stand alone ({error}); {instead}") from error
-    for used in needed:
-        if changed := [*_differing(used, now[used], made[used])]:
-            raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
+    source = _assemble_source(section, name, statements, namespace, instead)
     file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.refusing(file, instead):
@@ -57,25 +54,55 @@ def reference(section: str, kind: Any) -> str:
     return f"{file.absolute()}:{name}"
 
 
-def _text(used: str, statement: ast.stmt | None, value: object) -> str:
-    """A statement that gives a name its value; a `ValueError` says of what there is none.
+def _assemble_source(
+    section: str, name: str, statements: dict[str, ast.stmt], namespace: Mapping[str, Any], instead: str
+) -> str:
+    """Returns the source of a name and of all that it uses, once it has been executed and gave the same values.
 
     Args:
-        statement: the last that binds it at the top level; None: it is bound otherwise.
+        namespace: names and values of the main module.
+        instead: what a user can do where this fails.
+    """
+    texts: dict[str, str] = {}
+    try:
+        for used in _used_names(name, statements, namespace):
+            texts[used] = _binding_text(used, statements.get(used), namespace[used])
+    except ValueError as error:
+        raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
+    source = "\n\n".join(dict.fromkeys(texts.values())) + "\n"
+    executed: dict[str, Any] = {"__name__": FOLDER}
+    try:
+        exec(compile(source, f"<source of {name}>", "exec"), executed)
+    except Exception as error:
+        raise ConfigError(f"{section}: the source of {name} does not stand alone ({error}); {instead}") from error
+    for used in texts:
+        if changed := [*_find_changes(used, namespace[used], executed[used])]:
+            raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
+    return source
+
+
+def _binding_text(name: str, statement: ast.stmt | None, value: object) -> str:
+    """Returns a statement that gives a name its value.
+
+    Args:
+        statement: the last one that binds it at the top level; None if it is bound otherwise.
+
+    Raises:
+        ValueError: there is no such statement; says of what.
     """
     if statement is not None and not isinstance(statement, ast.Assign | ast.AnnAssign):
         return ast.unparse(statement)
-    if _is_literal(value):  # as it is now, whatever has changed it
-        return f"{used} = {value!r}"
+    if _is_literal(value):  # its present value, whatever has changed it
+        return f"{name} = {value!r}"
     if statement is None:
-        raise ValueError(f"{used}, a {type(value).__name__} that no statement of its own makes at the top level")
+        raise ValueError(f"{name}, a {type(value).__name__} that no statement of its own makes at the top level")
     if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
-        raise ValueError(f"{used}, a {type(value).__name__} made by a call")
+        raise ValueError(f"{name}, a {type(value).__name__} made by a call")
     return ast.unparse(statement)
 
 
-def _statements() -> dict[str, ast.stmt]:
-    """The last statement of the notebook or script that binds each name of its main module."""
+def _read_statements() -> dict[str, ast.stmt]:
+    """Returns, for each name of the main module, the last statement of the notebook or script that binds it."""
     main, statements = sys.modules["__main__"], dict[str, ast.stmt]()
     try:
         cells = getattr(main, "In", None) or [inspect.getsource(main)]
@@ -97,23 +124,19 @@ def _statements() -> dict[str, ast.stmt]:
     return statements
 
 
-def _needed(
-    name: str, statements: dict[str, ast.stmt], now: Mapping[str, Any], seen: tuple[str, ...] = ()
+def _used_names(
+    name: str, statements: dict[str, ast.stmt], namespace: Mapping[str, Any], seen: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """The names that the statement of a name uses, each after those that it uses itself; it comes last.
-
-    Args:
-        now: the names of the main module.
-    """
+    """Yields the names that the statement of a name uses, each after those that it uses itself, and last the name."""
     text = ast.unparse(statements[name]) if name in statements else ""
     for used in sorted(set(_global_names(symtable(text, "", "exec")))):
-        if used in now and used not in (name, *seen, "__name__"):
-            yield from _needed(used, statements, now, (*seen, name))
+        if used in namespace and used not in (name, *seen, "__name__"):
+            yield from _used_names(used, statements, namespace, (*seen, name))
     yield name
 
 
 def _global_names(scope: SymbolTable) -> Iterator[str]:
-    """The names that a scope, and those within, take from the module."""
+    """Yields the names that a scope, and those within it, take from the module."""
     for symbol in scope.get_symbols():
         if symbol.is_referenced() and (symbol.is_global() or scope.get_type() == "module"):
             yield symbol.get_name()
@@ -121,24 +144,22 @@ def _global_names(scope: SymbolTable) -> Iterator[str]:
         yield from _global_names(inner)
 
 
-def _differing(used: str, now: Any, made: Any) -> Iterator[str]:
-    """What of a value was changed after it was made from its source: attributes of a class, or all of it."""
-    if now is made:  # imported
+def _find_changes(name: str, value: Any, executed: Any) -> Iterator[str]:
+    """Yields what differs between a value and that of its executed source: attributes of a class, or its name."""
+    if value is executed:  # imported
         return
-    pairs = [vars(each) if isinstance(each, type) else {used: each} for each in (now, made)]
-    for name in sorted({*pairs[0]} | {*pairs[1]}):
-        if name not in _OF_A_MODULE and _comparable(pairs[0].get(name)) != _comparable(pairs[1].get(name)):
-            yield name
-
-
-_OF_A_MODULE = ("__module__", "__dict__", "__weakref__", "__firstlineno__", "__annotations__", "__annotations_cache__")
-# Of a class, wherever it stands.
+    before, now = (vars(item) if isinstance(item, type) else {name: item} for item in (executed, value))
+    for attribute in sorted({*before} | {*now}):
+        if attribute in _CLASS_ATTRIBUTES:
+            continue
+        if _comparable(before.get(attribute)) != _comparable(now.get(attribute)):
+            yield attribute
 
 
 def _comparable(value: object) -> object:
-    """Equal for functions of the same place with the same names, constants and defaults, and for the same literals.
+    """Returns a value that is equal for functions with the same names, constants and defaults, and for equal literals.
 
-    Their bytecode would not do: it is another one where an import stands in the same cell.
+    Bytecode cannot be compared: it differs where an import is in the same cell.
     """
     if isinstance(value, property):
         return [_comparable(function) for function in (value.fget, value.fset, value.fdel)]
@@ -153,12 +174,12 @@ def _comparable(value: object) -> object:
     if not isinstance(code, CodeType):
         return value if _is_literal(value) else type(value).__qualname__
     defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
-    values = [_comparable(each) for each in (code.co_consts, *defaults)]
+    values = [_comparable(item) for item in (code.co_consts, *defaults)]
     return getattr(function, "__qualname__", ""), code.co_names, code.co_varnames, values
 
 
 def _is_literal(value: object) -> bool:
-    """Whether its `repr` makes it again."""
+    """Whether evaluating its `repr` gives an equal value."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError):

@@ -19,17 +19,26 @@ if TYPE_CHECKING:
 
 Section = TypeVar("Section", bound=BaseModel)
 
-_LARGEST_INT = 2**31 - 1  # which every array and library can count to
-_LARGEST_FLOAT = 3.4e38  # of float32, in which models are
+_LARGEST_INT = 2**31 - 1  # of int32, to which every array and library can count
+_LARGEST_FLOAT = 3.4e38  # of float32, the dtype of models
 KEYS = (
-    *("seed", "data", "partition", "model", "algorithm", "training", "uplink", "evaluation", "checkpoint", "output"),
+    "seed",
+    "data",
+    "partition",
+    "model",
+    "algorithm",
+    "training",
+    "uplink",
+    "evaluation",
+    "checkpoint",
+    "output",
     "runtime",
 )
 NAMED = ("data", "partition", "model", "algorithm")  # a name alone is short for {name: ...}
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw configuration with sections merged into it.
+    """Merges sections into a raw configuration.
 
     A section with a `name` (a partition also with a `path`), a list or a scalar replaces the old value; any other is
     merged key by key.
@@ -53,18 +62,17 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with absolute files and folders.
+    """Makes the files and folders in a raw configuration absolute.
 
-    A folder that begins with `~` or `$NAME` stays as it is: on each node it may be another.
+    A folder that begins with `~` or `$NAME` stays as it is: it may differ between nodes.
 
     Args:
-        folder: relative files are taken as below it.
+        folder: to which relative paths are relative.
     """
-
-    sections = {name: _object(value, folder) if name in NAMED else value for name, value in raw.items()}
+    sections = {name: _locate_object(value, folder) if name in NAMED else value for name, value in raw.items()}
     for name, keys in (("data", ("root",)), ("runtime", ("cache", "scratch"))):
         if isinstance(part := sections.get(name), Mapping):
-            sections[name] = {**part, **_folders(part, keys, folder)}
+            sections[name] = {**part, **_locate_folders(part, keys, folder)}
     for name in ("data", "partition"):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
@@ -72,44 +80,45 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name, key in (("training", "selection"), ("data", "task")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(value := part.get(key), str):
-            found = os.path.abspath(expanded(value, folder)) if value.endswith(".csv") else value
-            sections[name] = {**part, key: outside.located(found, folder)}
+            path = os.path.abspath(expanded(value, folder)) if value.endswith(".csv") else value
+            sections[name] = {**part, key: outside.located(path, folder)}
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
             items = [
-                outside.located(item, folder) if isinstance(item, str) else _object(item, folder) for item in part[key]
+                outside.located(item, folder) if isinstance(item, str) else _locate_object(item, folder)
+                for item in part[key]
             ]
             sections[name] = {**part, key: items}
     return sections
 
 
-def _object(section: Any, folder: Path) -> Any:
-    """A section with a `name`, or a list of these, with absolute files."""
+def _locate_object(section: Any, folder: Path) -> Any:
+    """Makes the files in a section with a `name`, or in a list of these, absolute."""
     if isinstance(section, list):
-        return [_object(item, folder) for item in section]
+        return [_locate_object(item, folder) for item in section]
     if isinstance(section, str):
         section = {"name": section}
     if not (isinstance(section, Mapping) and isinstance(section.get("name"), str)):
         return section
-    places = {"name": outside.located(section["name"], folder)}
+    absolute = {"name": outside.located(section["name"], folder)}
     if isinstance(section.get("weights"), str):
-        places["weights"] = os.path.abspath(expanded(section["weights"], folder))
+        absolute["weights"] = os.path.abspath(expanded(section["weights"], folder))
     if section["name"] == "mlflow" and "://" not in str(section.get("store")):
-        places |= _folders(section, ("store",), folder)
-    return {**section, **places}
+        absolute |= _locate_folders(section, ("store",), folder)
+    return {**section, **absolute}
 
 
-def _folders(section: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, str]:
-    """Those of the keys that are relative folders, made absolute."""
+def _locate_folders(section: Mapping[str, Any], keys: Sequence[str], folder: Path) -> dict[str, str]:
+    """Returns the folders under these keys, made absolute."""
     texts = {key: section[key] for key in keys if isinstance(section.get(key), str)}
     return {key: os.path.abspath(Path(folder, text)) for key, text in texts.items() if text[:1] not in ("~", "$", "")}
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Raw configuration with each `section.key=value`, `section=value` (see `merge`) or `seed=value` applied."""
+    """Applies each `section.key=value`, `section=value` (see `merge`) or `seed=value` to a raw configuration."""
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
-    before: list[str] = []
+    paths: list[str] = []  # of the overrides so far
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, key = path.partition(".")
@@ -117,15 +126,15 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             raise ConfigError(f"override {short_repr(text)} is not of the form section.key=value")
         if section not in KEYS:
             raise ConfigError(unknown("section", section, list(KEYS)))
-        if earlier := next((other for other in before if other.startswith(f"{path}.")), None):
+        if earlier := next((other for other in paths if other.startswith(f"{path}.")), None):
             raise ConfigError(f"override {short_repr(text)} comes after that of {earlier}, a key of it; give it first")
-        before.append(path)
+        paths.append(path)
         parsed = yaml_file.parse(value, f"override {short_repr(text)}: the value")
         if not key:
             whole = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
             result = merge(result, {section: whole})
         elif isinstance(result.get(section) or {}, dict) and section != "seed":
-            result[section] = _with(result.get(section) or {}, key, parsed)
+            result[section] = _set_key(result.get(section) or {}, key, parsed)
         elif isinstance(result.get(section), list):
             raise ConfigError(
                 f"override {short_repr(text)}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, "
@@ -137,16 +146,16 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     return result
 
 
-def _with(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The values with another one; a key such as `stop.patience` is one of a mapping among them."""
+def _set_key(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Returns the values with a key set; `stop.patience` is a key of the mapping `stop`."""
     outer, dot, inner = key.partition(".")
     if dot and isinstance(values.get(outer) or {}, Mapping):
-        value, key = _with(values.get(outer) or {}, inner, value), outer
+        return {**values, outer: _set_key(values.get(outer) or {}, inner, value)}
     return {**values, key: value}
 
 
 def section(name: str, kind: type[Section], value: object) -> Section:
-    """The validated section."""
+    """Validates a section."""
     values = mapping(name, value)
     for key in values:
         if key not in kind.model_fields:
@@ -159,7 +168,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
 
 
 def check_values(where: str, value: object) -> None:
-    """Raise `ConfigError` for numbers that are not finite or too large for any key, and texts that no file can hold."""
+    """Raise `ConfigError` for NaN, numbers that are too large for any key, and texts that no file can hold."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             check_values(f"{where}.{key}", item)
@@ -175,7 +184,7 @@ def check_values(where: str, value: object) -> None:
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """Keys and values of a section; null is an empty one."""
+    """Returns the keys and values of a section; none for null."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -184,48 +193,49 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two mappings differ, ascending, with both values; None where one has none."""
+    """Returns the keys in which two mappings differ, ascending, with both values; None for a missing one."""
     pairs = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
-    return {key: values for key, values in pairs.items() if values[0] != values[1]}
+    return {key: (before, now) for key, (before, now) in pairs.items() if before != now}
 
 
 def by_key(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all sections by `section.key`; a section without keys by its name.
+    """Flattens sections to values by `section.key`; a section without keys is under its name.
 
     >>> by_key({"seed": 0, "training": {"rounds": 3, "stop": {"patience": 2}}})
     {'seed': 0, 'training.rounds': 3, 'training.stop': {'patience': 2}}
     """
     result: dict[str, Any] = {}
     for name, section in values.items():
-        keys = {f"{name}.{key}": value for key, value in section.items()} if isinstance(section, dict) else {}
-        result.update(keys if isinstance(section, dict) else {name: section})
+        if isinstance(section, dict):
+            result |= {f"{name}.{key}": value for key, value in section.items()}
+        else:
+            result[name] = section
     return result
 
 
 def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
-    """Error text: each wrong key with the value found and what is allowed."""
+    """Formats a validation error: each wrong key with its value and what is allowed."""
     lines = []
     for problem in error.errors():
-        *before, key = map(str, problem["loc"])
-        within, where = _nested(kind, before), ".".join([name, *before, key])
+        *outer, key = map(str, problem["loc"])
+        model, where = _nested_model(kind, outer), ".".join([name, *outer, key])
         if problem["type"] == "missing":
-            about = within.model_fields[key].description
-            lines.append(f"{where} is missing: {about or 'give a value'}")
+            lines.append(f"{where} is missing: {model.model_fields[key].description or 'give a value'}")
         elif problem["type"] == "extra_forbidden":
-            other = unknown(f"key in {'.'.join([name, *before])}:", key, list(within.model_fields))
+            other = unknown(f"key in {'.'.join([name, *outer])}:", key, list(model.model_fields))
             lines.append(f"{where} is not permitted: {other}")
         else:
-            lines.append(f"{where} = {short_repr(problem['input'])}: {_allowed(problem, within, key)}")
+            lines.append(f"{where} = {short_repr(problem['input'])}: {_format_allowed(problem, model, key)}")
     return join_truncated(lines, separator="; ")
 
 
-def _allowed(problem: "ErrorDetails", within: type[BaseModel], key: str) -> str:
-    """What a key may be instead."""
+def _format_allowed(problem: "ErrorDetails", model: type[BaseModel], key: str) -> str:
+    """Formats what a key may be instead."""
     if problem["type"] == "list_type":
         return f"must be a list, such as [{problem['input']}]"
     if problem["type"] in ("bool_type", "bool_parsing"):
         return "must be true or false"
-    field = within.model_fields.get(key)
+    field = model.model_fields.get(key)
     if problem["type"] == "model_type" and field is not None and (keys := nested(field.annotation)):
         return f"must be a mapping, such as {{{next(iter(keys.model_fields))}: ...}}, or null"
     allowed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -233,12 +243,12 @@ def _allowed(problem: "ErrorDetails", within: type[BaseModel], key: str) -> str:
 
 
 def nested(annotation: Any) -> type[BaseModel] | None:
-    """The keys of a key that is itself a mapping; None for others."""
+    """Returns the model of a key that is itself a mapping; None for other keys."""
     choices = get_args(annotation) or (annotation,)
     return next((choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)), None)
 
 
-def _nested(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+def _nested_model(kind: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
     for key in path:
         kind = (nested(kind.model_fields[key].annotation) if key in kind.model_fields else None) or kind
     return kind

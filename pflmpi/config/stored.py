@@ -1,4 +1,4 @@
-"""The configuration of a run on disk, as values, with what the run has recorded beside it."""
+"""The configuration of a run on disk, as plain values, with the section `recorded`."""
 
 import os
 import re
@@ -16,11 +16,11 @@ from pflmpi.text import for_shell, short_repr
 
 _RECORDED = ("device", "ranks", "transport", "code", "privacy", "no_epsilon", "versions")
 _MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in _RECORDED)}
-_FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # of the user, which may be moved and renamed
+_FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # Python files of the user, which may be moved and renamed
 
 
 def read(run: Path) -> dict[str, Any]:
-    """The sections of RUN/config.yaml with "recorded"; of the newest readable checkpoint where that file is gone.
+    """Reads RUN/config.yaml, or where that is missing, the configuration in the newest readable checkpoint.
 
     Raises:
         CheckpointError: neither is there, or one is damaged.
@@ -38,29 +38,29 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def last_round(values: Mapping[str, Any]) -> int | None:
-    """`training.rounds` of a configuration; None where it does not say."""
+    """Returns `training.rounds` of a configuration; None where it is missing."""
     training = values.get("training")
     rounds = training.get("rounds") if isinstance(training, dict) else None
     return rounds if isinstance(rounds, int) else None
 
 
 def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
-    """`read` for all that shows a run: the values, and which of them the newest checkpoint does not vouch for.
+    """Reads the configuration and compares it with the newest checkpoint; returns the values, and notes on differences.
 
     Raises:
-        CheckpointError: a value that no continuation changes is another than in the newest checkpoint.
+        CheckpointError: a value that cannot change on resume differs from the newest checkpoint.
     """
-    index = verify.newest_index(run)  # first: of a newer pflmpi nothing else need be as here
+    index = verify.newest_index(run)  # first: it refuses a newer pflmpi, whose other files may differ in any way
     if problem := config_file.damage(run):
         raise CheckpointError(problem)
     values = read(run)
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
-    before, now = (by_key(config) for config in (_written(run, index, values), values))
+    before, now = by_key(_values_in_checkpoint(run, index, values)), by_key(values)
     notes = []
     for key, (old, new) in differing(before, now).items():
         change = f"{key} = {short_repr(new)} in config.yaml, {short_repr(old)} in round {index['round']}"
-        if key in before and key not in _MAY_CHANGE and _objects(old) != _objects(new):
+        if key in before and key not in _MAY_CHANGE and _without_files(old) != _without_files(new):
             raise CheckpointError(
                 f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "
                 f"copy, or delete it: `pflmpi resume {for_shell(run)}` then takes that of the newest checkpoint"
@@ -69,29 +69,31 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     return values, notes
 
 
-def _objects(value: object) -> str:
-    """A value as text, in which objects of the user's files have their names alone."""
+def _without_files(value: object) -> str:
+    """Formats a value without the paths of the user's Python files."""
     return _FILES.sub("", repr(value))
 
 
 def _from_checkpoint(run: Path) -> dict[str, Any]:
-    written = config_file.from_checkpoint(run)
-    if not written:
+    config_and_recorded = config_file.from_checkpoint(run)
+    if not config_and_recorded:
         raise CheckpointError(
             f"{run} is not a run: it has no config.yaml and no checkpoint that can be read; "
             "name the folder that `pflmpi run` printed"
         )
-    return _sections(run, written)
+    return _parse_sections(run, config_and_recorded)
 
 
-def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values in the attributes of a round file; YAML is parsed again only where the text is another."""
+def _values_in_checkpoint(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values in the attributes of a round file; parses YAML only if the text differs from config.yaml."""
     recorded, path = config_file.recorded(attributes), config_file.path(run)
     if path.exists() and regular_file.read(path).decode().startswith(attributes["config"]):
         return {**values, "recorded": recorded}
-    return _sections(run, {"config": attributes["config"], **recorded})
+    return _parse_sections(run, {"config": attributes["config"], **recorded})
 
 
-def _sections(run: Path, written: dict[str, Any]) -> dict[str, Any]:
-    config = yaml_file.parse_mapping(written.pop("config"), f"the configuration in the newest checkpoint of {run}")
-    return {**config, "recorded": written}
+def _parse_sections(run: Path, config_and_recorded: dict[str, Any]) -> dict[str, Any]:
+    where = f"the configuration in the newest checkpoint of {run}"
+    sections = yaml_file.parse_mapping(config_and_recorded["config"], where)
+    recorded = {key: value for key, value in config_and_recorded.items() if key != "config"}
+    return {**sections, "recorded": recorded}

@@ -1,4 +1,4 @@
-"""Reading and writing YAML for configurations and tables."""
+"""Reads and writes YAML for configurations and tables."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from pflmpi import regular_file
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line, short_repr
 
-try:  # by libyaml, ten times as quick: commands read the configuration of every run that they look at
+try:  # libyaml is ten times as fast, and commands read the configuration of every run in a folder
     from yaml import CSafeDumper as SafeDumper
     from yaml import CSafeLoader as SafeLoader
 except ImportError:  # PyYAML was built without it
@@ -19,26 +19,24 @@ except ImportError:  # PyYAML was built without it
 
 _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
-UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # in a text that a file is to hold
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # characters that a text file cannot hold
 _MOST_VALUES = 100_000
 _MOST_LEVELS = 100
 _FLOAT = re.compile(
     r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"
 )
-
-
 _OLD_NUMBER = re.compile(r"^[-+]?0[\d_]|:")  # YAML 1.1 reads 0042 as octal, 34, and 1:30 as minutes, 90
 
 
 class _Loader(SafeLoader):
-    """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits.
+    """YAML in which 1e-3 is a number, and whole numbers have at most 63 bits.
 
-    A leading zero and a colon, by which YAML 1.1 reads other numbers than are written, are refused.
+    Refuses numbers with a leading zero or a colon, which YAML 1.1 reads as octal or in base 60.
     """
 
 
 class _Dumper(SafeDumper):
-    """Quotes a text that `_Loader` would read as a number, such as the digest 24e9629048434664."""
+    """Quotes texts that `_Loader` would read as a number, such as the digest 24e9629048434664."""
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -68,23 +66,23 @@ for _class in (_Loader, _Dumper):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Contents of a YAML file that holds a mapping; it may be a pipe."""
-    return _mapping(path, lambda: _read(path))
+    """Reads a YAML file that holds a mapping; it may be a pipe."""
+    return _parse_file(path, lambda: _read_bytes(path))
 
 
 def read_stored(path: Path) -> dict[str, Any]:
-    """Contents of the YAML file of a run, as `read`; see `regular_file`."""
-    return _mapping(path, lambda: regular_file.read(path, _MOST_BYTES))
+    """As `read`, for the YAML file of a run, which must be a regular file."""
+    return _parse_file(path, lambda: regular_file.read(path, _MOST_BYTES))
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return regular_file.read_some(file, path, _MOST_BYTES)
 
 
-def _mapping(path: Path, content: Callable[[], bytes]) -> dict[str, Any]:
+def _parse_file(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
     try:
-        text = content().decode()
+        text = read_bytes().decode()
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
@@ -92,7 +90,7 @@ def _mapping(path: Path, content: Callable[[], bytes]) -> dict[str, Any]:
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
-    """`parse` for a text that is a configuration."""
+    """Parses a YAML text that holds a mapping; see `parse`."""
     values = parse(text, where)
     if not isinstance(values, dict):
         raise ConfigError(f"{where} holds no mapping; it must have lines of the form `key: value`")
@@ -100,9 +98,9 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """Value of a YAML text; `where` names its place in the error if it is invalid.
+    """Parses a YAML text; `where` says in errors what it is.
 
-    Repeated keys are refused, and aliases that expand a text to more than `_MOST_VALUES` values.
+    Refuses repeated keys, and aliases that expand the text to more than `_MOST_VALUES` values.
     """
     try:
         loader = _Loader(text)  # raises for characters that no file can hold
@@ -110,28 +108,26 @@ def parse(text: str, where: str) -> Any:
         if node is None:
             return None
         _check(node, where, {}, 0)
-        return _value(loader, node, where)
+        return _construct(loader, node, where)
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
 
 
-def _value(loader: _Loader, node: yaml.Node, where: str) -> Any:
+def _construct(loader: _Loader, node: yaml.Node, where: str) -> Any:
     try:
         return loader.construct_document(node)
     except (yaml.YAMLError, RecursionError):
         raise
-    except Exception as error:  # the library raises anything for what looks like a date or number, such as 2026-99-99
+    except Exception as error:  # PyYAML raises anything for a text that looks like a date or number, as 2026-99-99
         raise ConfigError(
             f"{where} has a value that cannot be read: {first_line(error)}; mend it, or quote it if it is text"
         ) from error
 
 
 def _check(node: yaml.Node, where: str, sizes: dict[int, int], level: int) -> int:
-    """Number of values below a node, each alias counted in full; raises for too many, for a repeated key, and for more
-    than `_MOST_LEVELS`.
-    """
+    """Counts the values below a node, each alias in full; raises for too many values or levels, and repeated keys."""
     if level > _MOST_LEVELS:
         raise RecursionError
     if id(node) in sizes:
@@ -163,6 +159,6 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int], level: int) -> in
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML."""
+    """Formats plain values as YAML."""
     text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
     return text
