@@ -196,9 +196,10 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
     Raises:
         UserError: there is no such data.
     """
-    if Path(text).exists() or text not in list(SOURCES):
-        layout = config.layout if may_hold_arrays(Path(text)) else None
-        changes = {"path": str(expanded(text)), "name": Path(text).stem, "limit": None, "layout": layout}
+    path = expanded(text)
+    if path.exists() or text not in list(SOURCES):
+        layout = config.layout if may_hold_arrays(path) else None
+        changes = {"path": str(path), "name": Path(text).stem, "limit": None, "layout": layout}
         section = config.model_copy(update=changes)
     else:
         section = DataConfig(name=text, root=config.root, task=config.task)
