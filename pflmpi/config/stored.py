@@ -51,7 +51,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
         CheckpointError: a value that cannot change on resume differs from the newest checkpoint.
     """
     index = verify.newest_index(run)  # first: it refuses a newer pflmpi, whose other files may differ in any way
-    if problem := config_file.damage(run):
+    if problem := config_file.find_damage(run):
         raise CheckpointError(problem)
     values = read(run)
     if index is None:

@@ -24,7 +24,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.padding_check import check_padding, unsuited_to_lanes
+from pflmpi.experiment.padding_check import check_padding, find_lane_problem
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.learning.measures import Measure, measures_of
 from pflmpi.learning.participation import Participation
@@ -254,7 +254,7 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     in_lanes = executor == "lanes"
     problem = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
     if not problem and in_lanes and configured == "auto":
-        problem = unsuited_to_lanes(experiment.config.algorithm, experiment.tasks, experiment.cohort)
+        problem = find_lane_problem(experiment.config.algorithm, experiment.tasks, experiment.cohort)
     if not problem:
         return executor
     if configured == "lanes":

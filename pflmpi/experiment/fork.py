@@ -51,7 +51,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     if problems := verify.checkpoint(run, round, whole=False):
         raise CheckpointError("; ".join(problems.values()))
     verify.check_metrics(run, round)
-    config, changes = stored_config.changed_config(run, values)
+    config, changes = stored_config.change_config(run, values)
     _check_changes(run, round, config, changes)
     experiment = rebuild(run, config, torch.device("cpu"), changed_code)
     if difference := array_difference(run, round, experiment, "those with this change"):

@@ -37,7 +37,7 @@ def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
         raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
 
 
-def unsuited_to_lanes(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
+def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
     """Returns why an algorithm from outside the package cannot be computed in lanes; "" where it can.
 
     Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.

@@ -122,7 +122,7 @@ def run(
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
         recorded = stored_config.recorded(experiment, transport, run_id)
         if resumes:
-            recorded |= stored_config.origin(run)
+            recorded |= stored_config.read_origin(run)
         if config.uplink.noise is not None:
             _record_privacy(recorded, experiment, transport)
         done = None
@@ -147,7 +147,7 @@ def _record_privacy(recorded: dict[str, Any], experiment: Experiment, transport:
 
 def _resumed_config(run: Path, config: Config, transport: Transport, changed_code: bool) -> Config:
     """Returns the configuration to resume with; refuses or logs changed code from outside the package."""
-    config = all_or_none(transport, lambda: stored_config.resumed_config(run, config))
+    config = all_or_none(transport, lambda: stored_config.resume_config(run, config))
     for change in all_or_none(transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     return config

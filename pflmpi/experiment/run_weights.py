@@ -104,7 +104,7 @@ def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]
     ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
     messages = run_folder.read_received(weights.run, weights.round, ids)
     block: dict[int, tuple[Tree, Tree]] = {}
-    states = run_folder.by_client(run_folder.rows_of(weights.run, weights.layout, ids))
+    states = run_folder.by_client(run_folder.read_clients_of_layout(weights.run, weights.layout, ids))
     for client, arrays in states.items():
         kept = from_flat({path: _as_number(np.array(array)) for path, array in arrays.items()})
         received = from_flat({path: np.array(rows[client - ids[0]]) for path, rows in messages.items()})

@@ -134,18 +134,18 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
         CheckpointError: not a run, or an override that would change its results; `training.rounds` may grow, and where
             and how things are computed may change.
     """
-    config, changes = changed_config(run, override(values(run), overrides))
+    config, changes = change_config(run, override(values(run), overrides))
     _check_changes(run, changes, config)
     return config
 
 
-def changed_config(run: Path, changed: Mapping[str, Any]) -> tuple[Config, dict[str, tuple[Any, Any]]]:
+def change_config(run: Path, changed: Mapping[str, Any]) -> tuple[Config, dict[str, tuple[Any, Any]]]:
     """Returns the configuration with these sections, and its differences from a run: (before, now) by dotted key."""
     config = _parse(run, changed)
     return config, _differences(_parse_moved(run, values(run), config), config)
 
 
-def resumed_config(run: Path, config: Config) -> Config:
+def resume_config(run: Path, config: Config) -> Config:
     """Returns the configuration of a run with the changes that `config` makes; raises as `allowed_changes`."""
     sections = use_moved_files(values(run), config)
     for key, value in allowed_changes(run, config).items():
@@ -185,11 +185,11 @@ def check_round(run: Path, round: int, config: Config) -> None:
             f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}; put it "
             "back from a copy, or set these values back"
         )
-    if problem := config_file.damage(run):
+    if problem := config_file.find_damage(run):
         raise CheckpointError(problem)
 
 
-def origin(run: Path) -> dict[str, Any]:
+def read_origin(run: Path) -> dict[str, Any]:
     """Returns what a resumed run keeps of its records: the run that it is a fork of, and why it has no epsilon."""
     return {key: value for key, value in stored.read(run)["recorded"].items() if key in ("fork", "no_epsilon")}
 

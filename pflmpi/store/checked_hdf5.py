@@ -31,8 +31,8 @@ from pflmpi.store.hdf5 import (
     Group,
     Identifier,
     h5py,
+    make_reference,
     name_axes,
-    reference,
     reserve_array,
     write_array,
     write_attribute,
@@ -98,7 +98,7 @@ class HDF5Writer:
         self._scales: dict[str, tuple[np.ndarray, int]] = {}  # reference and extent by name
         for name, item in file.items():  # of a copy
             if isinstance(item, h5py.Dataset) and item.is_scale:
-                self._scales[name] = reference(item.id), len(item)
+                self._scales[name] = make_reference(item.id), len(item)
 
     def write_dataset(self, path: str, array: np.ndarray, description: Description = _UNDESCRIBED) -> Identifier:
         """Stores an array with its CRC-32; returns the identifier of the dataset."""
@@ -136,7 +136,7 @@ class HDF5Writer:
             dataset = write_texts(self.file.id, name, values)
             self.describe(name, None, Description(text=text))
         h5py.h5ds.set_scale(dataset, name.encode())
-        self._scales[name] = reference(dataset), len(values)
+        self._scales[name] = make_reference(dataset), len(values)
 
     def name_axes(self, dataset: Identifier, shape: tuple[int, ...], axes: Sequence[str]) -> None:
         """Names all axes of a dataset by scales: the first as in `axes`, the others by their extents.
@@ -152,7 +152,7 @@ class HDF5Writer:
             if (number := names.count(name)) > 1:  # xarray allows each name once in an array
                 name = f"{name}.{number}"
             if name not in self._scales:
-                self._scales[name] = reference(write_scale(self.file.id, name, extent)), extent
+                self._scales[name] = make_reference(write_scale(self.file.id, name, extent)), extent
             scales.append(self._scales[name][0])
         name_axes(dataset, scales)
 
@@ -212,7 +212,7 @@ def _copy(source: Path, descriptor: int) -> None:
 
 def _fill(writer: HDF5Writer, fill: Callable[[HDF5Writer], None]) -> None:
     if "about" in writer.file.attrs:  # a copy
-        writer.about = copy.deepcopy(about(writer.file))
+        writer.about = copy.deepcopy(read_about(writer.file))
         writer.file.attrs.clear()
     write_attribute(writer.file.id, "format_version", FORMAT_VERSION)
     fill(writer)
@@ -246,7 +246,7 @@ class _Target(io.FileIO):
                 self.error = error
 
 
-def about(file: File) -> dict[str, Any]:
+def read_about(file: File) -> dict[str, Any]:
     """Returns the attribute `about` of a file.
 
     Raises:
@@ -255,16 +255,16 @@ def about(file: File) -> dict[str, Any]:
     text = file.attrs["about"]
     if not isinstance(text, str):
         raise ValueError("its attribute 'about' is no text")
-    about = _parse_json(text)
-    if not isinstance(about, dict) or not isinstance(about.get("arrays"), dict):
+    values = _parse_json(text)
+    if not isinstance(values, dict) or not isinstance(values.get("arrays"), dict):
         raise ValueError("its attribute 'about' does not describe its arrays")
-    return about
+    return values
 
 
-def numbers(file: File, section: str) -> dict[str, np.ndarray]:
+def read_numbers(file: File, section: str) -> dict[str, np.ndarray]:
     """Returns the numbers, and lists of numbers, in a section of `about`, by name."""
     arrays = {}
-    for name, value in about(file).get(section, {}).items():
+    for name, value in read_about(file).get(section, {}).items():
         values = value if isinstance(value, list) else [value]
         if not all(number is None or isinstance(number, int | float) for number in values):
             raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
@@ -284,7 +284,7 @@ def read_dataset(group: Group, path: str) -> np.ndarray:
     Raises:
         CheckpointError: its bytes are not those that were written.
     """
-    dataset = stored(group, path)
+    dataset = open_stored(group, path)
     array: np.ndarray = np.asarray(dataset[()])
     if problem := _crc32_problem(dataset, crc32(array)):
         raise CheckpointError(problem)
@@ -292,7 +292,7 @@ def read_dataset(group: Group, path: str) -> np.ndarray:
 
 
 def _recorded_crc32(dataset: Dataset) -> int | None:
-    entry = about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
+    entry = read_about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
     return int(entry["crc32"]) if "crc32" in entry else None
 
 
@@ -325,7 +325,7 @@ def _crc32_problem(dataset: Dataset, checksum: int) -> str | None:
     return f"{where} is damaged: its CRC-32 is {checksum:08x}, written was {expected:08x}"
 
 
-def stored(group: Group, path: str) -> Dataset:
+def open_stored(group: Group, path: str) -> Dataset:
     """Returns a dataset of which every value is stored in this file.
 
     Raises:
@@ -427,7 +427,7 @@ def damage(path: Path) -> str | None:
                 if is_virtual(file[name]):
                     refuse_other_sources(file[name], _SOURCE)
                 elif name != CLASS_NAMES:  # which nothing reads
-                    stored(file, name)
+                    open_stored(file, name)
     except CheckpointError as error:
         return str(error)
     return None

@@ -62,7 +62,7 @@ def from_checkpoint(run: Path) -> dict[str, Any]:
     return {}
 
 
-def damage(run: Path) -> str | None:
+def find_damage(run: Path) -> str | None:
     """Returns why config.yaml is not as it was written, or None."""
     if not path(run).exists():
         return None

@@ -62,13 +62,13 @@ def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
     return scale
 
 
-def reference(scale: Identifier) -> np.ndarray:
+def make_reference(scale: Identifier) -> np.ndarray:
     """Returns a reference to a dimension scale, for `name_axes`."""
     return np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
 
 
 def name_axes(dataset: Identifier, scales: Sequence[np.ndarray]) -> None:
-    """Name all axes of a dataset by a `reference` each; HDF5's own function also lists the dataset in each scale."""
+    """Name all axes of a dataset by a reference each; HDF5's own function also lists the dataset in each scale."""
     kind, in_memory = _reference_types()
     by_axis = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
     for axis, scale in enumerate(scales):
@@ -121,7 +121,7 @@ def simple_space(shape: tuple[int, ...]) -> Any:
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
 
 
-def selected_rows(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Any:
+def select_rows(extent: int, runs: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> Any:
     """Returns the dataspace of an array [extent, *shape] with runs of rows selected, each (first, number)."""
     space = h5py.h5s.create_simple((extent, *shape))
     space.select_none()

@@ -99,8 +99,8 @@ def read_layout(file: File) -> Layout:
         CheckpointError: it is damaged.
         ValueError: it is not what pflmpi writes.
     """
-    about = checked_hdf5.about(file)
-    files, names = names_of_shards(about["shards"]), list(about["cohorts"])
+    about = checked_hdf5.read_about(file)
+    files, names = check_shard_names(about["shards"]), list(about["cohorts"])
     file_of, row, cohort = (checked_hdf5.read_dataset(file, f"layout/{name}") for name in ("file", "row", "cohort"))
     has_cohorts = file_of.shape == row.shape == cohort.shape and ((cohort >= 0) & (cohort < len(names))).all()
     if not (has_cohorts and ((file_of >= NOWHERE) & (file_of < len(files)) & (row >= NOWHERE)).all()):
@@ -109,7 +109,7 @@ def read_layout(file: File) -> Layout:
     return Layout(cohorts, file_of, row, files)
 
 
-def names_of_shards(shards: Mapping[str, object]) -> tuple[str, ...]:
+def check_shard_names(shards: Mapping[str, object]) -> tuple[str, ...]:
     """Returns the names of shards; raises `ValueError` for any other name, which could lead out of the run."""
     for name in shards:
         if not SHARD_NAME.fullmatch(name):

@@ -76,7 +76,7 @@ def read(run: Path, number: int) -> Entries | None:
     if not path(run).exists():
         return None
     with checked_hdf5.reading(path(run)) as file:
-        about = checked_hdf5.about(file)
+        about = checked_hdf5.read_about(file)
         if str(number) not in about["modules"]:
             return None
         paths = {str(name): str(place) for name, place in about["modules"][str(number)].items()}

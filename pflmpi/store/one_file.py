@@ -55,9 +55,9 @@ def arrays(path: Path) -> list[Array]:
     arrays = []
     with checked_hdf5.reading(path) as file:
         for section in ("server", "clients", "metrics", "bytes", "normalisation"):
-            group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
+            group, single = file.get(section, {}), checked_hdf5.read_numbers(file, section)
             for name in sorted([*checked_hdf5.names(group), *single]):
-                array = single[name] if name in single else checked_hdf5.stored(group, name)
+                array = single[name] if name in single else checked_hdf5.open_stored(group, name)
                 if not array.shape and name not in single:
                     array = checked_hdf5.read_dataset(group, name)
                 value = None if array.shape else float(array)
@@ -67,7 +67,7 @@ def arrays(path: Path) -> list[Array]:
 
 def round(path: Path) -> int:
     with checked_hdf5.reading(path) as file:
-        return int(checked_hdf5.about(file)["run"]["round"])
+        return int(checked_hdf5.read_about(file)["run"]["round"])
 
 
 def digest(path: Path) -> str:
@@ -89,7 +89,7 @@ def _cohorts(file: File) -> dict[str, _Cohort]:
     clients, cohorts = file["clients"], dict[str, _Cohort]()
     several = [name for name in sorted(clients) if f"{name}_client" in file]
     for name, group in [(name, clients[name]) for name in several] or [("", clients)]:
-        leaves = {path: checked_hdf5.stored(group, path) for path in checked_hdf5.names(group)}
+        leaves = {path: checked_hdf5.open_stored(group, path) for path in checked_hdf5.names(group)}
         if several:
             del leaves["client"]
             cohorts[name] = _Cohort(checked_hdf5.read_dataset(group, "client"), leaves)
@@ -173,7 +173,7 @@ def _write_clients(
         at_once = _power_of_two(_AT_ONCE // max(run_folder.row_bytes(leaves), 1))
         for start in range(0, len(members), at_once):
             block = members[start : start + at_once]
-            for path, rows in run_folder.rows_of(run, layout, block)[cohort][1].items():
+            for path, rows in run_folder.read_clients_of_layout(run, layout, block)[cohort][1].items():
                 if rows.size:
                     arrays[path][start : start + len(rows)] = rows
                 checksums[path] = crc32(rows, checksums[path])

@@ -56,7 +56,7 @@ def checksum(counts: SampleCounts) -> str:
     return _checksum(_content(counts))
 
 
-def damage(run: Path, expected: str) -> str | None:
+def find_damage(run: Path, expected: str) -> str | None:
     """Returns why the file is not the one with this checksum, or None."""
     try:
         content = regular_file.read(path(run))

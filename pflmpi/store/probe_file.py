@@ -89,7 +89,7 @@ def damage(run: Path, round: int) -> str | None:
         return problem
     try:
         with checked_hdf5.reading(path(run, round)) as file:
-            about = checked_hdf5.about(file)
+            about = checked_hdf5.read_about(file)
             recorded_round, recorded_run = int(about["round"]), about["run"]
             int(about["samples"]), about["layers"].items()  # which `read` needs
     except CheckpointError as error:
@@ -110,7 +110,7 @@ def read(run: Path, round: int) -> Probe:
     if problem := damage(run, round):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:
-        about = checked_hdf5.about(file)
+        about = checked_hdf5.read_about(file)
         layers = {
             str(name): LayerSimilarity(
                 checked_hdf5.read_dataset(file, f"{place}/client"), checked_hdf5.read_dataset(file, f"{place}/cka")

@@ -60,13 +60,13 @@ def read_section(run: Path, round: int, section: str) -> Arrays:
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file.get(section, {})
         arrays = {path: checked_hdf5.read_dataset(group, path) for path in checked_hdf5.names(group)}
-        return checked_hdf5.numbers(file, section) | arrays
+        return checked_hdf5.read_numbers(file, section) | arrays
 
 
 def read_metrics_checksum(run: Path, round: int) -> Checksum:
     """Reads length and CRC-32 of metrics.csv as it was after the round."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return Checksum(*checked_hdf5.about(file)["metrics_csv"])
+        return Checksum(*checked_hdf5.read_about(file)["metrics_csv"])
 
 
 def read_array(run: Path, round: int, section: str, path: str) -> np.ndarray | None:
@@ -74,7 +74,7 @@ def read_array(run: Path, round: int, section: str, path: str) -> np.ndarray | N
     with checked_hdf5.reading(round_path(run, round)) as file:
         if (section, path) == ("metrics", "participants"):
             return checked_hdf5.read_dataset(file, "participant") if "participant" in file else None
-        numbers, group = checked_hdf5.numbers(file, section), file.get(section, {})
+        numbers, group = checked_hdf5.read_numbers(file, section), file.get(section, {})
         if path in numbers:
             return numbers[path]
         return checked_hdf5.read_dataset(group, path) if path in group else None
@@ -89,7 +89,7 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
     with checked_hdf5.reading(round_path(run, round)) as file:
         if "received" not in file:
             return messages
-        own = checked_hdf5.about(file)["own"]
+        own = checked_hdf5.read_about(file)["own"]
         for name, message in file["received"].items():
             for path in checked_hdf5.names(message):
                 array = checked_hdf5.read_dataset(message, path)
@@ -107,8 +107,8 @@ def read_layout(run: Path, round: int) -> Layout:
 def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
     """Reads the checksums of the shards of a round, by name."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        shards = checked_hdf5.about(file)["shards"]
-        return {name: Checksum(*shards[name]) for name in layouts.names_of_shards(shards)}
+        shards = checked_hdf5.read_about(file)["shards"]
+        return {name: Checksum(*shards[name]) for name in layouts.check_shard_names(shards)}
 
 
 def read_kinds(run: Path, round: int) -> dict[str, Kinds]:
@@ -116,13 +116,13 @@ def read_kinds(run: Path, round: int) -> dict[str, Kinds]:
     kinds: dict[str, Kinds] = {}
     with checked_hdf5.reading(round_path(run, round)) as file:
         clients: Group = file["clients"]
-        cohorts = checked_hdf5.about(file)["cohorts"]
+        cohorts = checked_hdf5.read_about(file)["cohorts"]
         several = len(cohorts) != 1  # which have a group each, with the clients' ids in it
         groups = {name: clients[name] for name in sorted(clients)} if several else {cohorts[0]: clients}
         for cohort, group in groups.items():
             if paths := checked_hdf5.names(group):
                 paths = [path for path in paths if not (several and path == "client")]
-                kinds[cohort] = {path: virtual_rows.kind_of(group[path]) for path in paths}
+                kinds[cohort] = {path: virtual_rows.read_kind(group[path]) for path in paths}
     return kinds
 
 
@@ -134,7 +134,7 @@ def read_named_arrays(run: Path, round: int) -> dict[str, NamedArray]:
             for path in checked_hdf5.names(file[section]):
                 array = file[section][path]
                 axes = tuple(str(axis[0].name).lstrip("/") for axis in array.dims)
-                arrays[f"{section}/{path}"] = NamedArray(axes, array.shape, virtual_rows.dtype_of(array))
+                arrays[f"{section}/{path}"] = NamedArray(axes, array.shape, virtual_rows.read_dtype(array))
     return arrays
 
 
@@ -156,7 +156,7 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
     """Reads what the round file says about the run, its configuration among it."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        attributes: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
+        attributes: dict[str, str | int | float] = checked_hdf5.read_about(file)["run"]
     types = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in types.items():
         if not isinstance(value := attributes.get(name), kind) or (name in JSON and not _is_json(value)):
@@ -186,7 +186,7 @@ def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
     unknown = clients[(clients < 0) | (clients >= len(layout.file))]
     if len(unknown):
         raise CheckpointError(f"{run} has clients 0 to {len(layout.file) - 1}; client {unknown[0]} was requested")
-    return rows_of(run, layout, clients)
+    return read_clients_of_layout(run, layout, clients)
 
 
 def by_client(rows: ClientRows) -> dict[int, Arrays]:
@@ -214,7 +214,7 @@ def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np
                 yield piece, read_rows(run / name, cohort, piece, layout.row[piece])
 
 
-def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
+def read_clients_of_layout(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
     """As `read_clients`, for a layout that has already been read."""
     rows_by_cohort: ClientRows = {}
     for cohort in sorted(layout.cohorts):
@@ -245,7 +245,7 @@ def digest(run: Path, round: int) -> str:
     layout, at_once = read_layout(run, round), block_length(run, round)
     clients = np.flatnonzero(layout.file != layouts.NOWHERE)
     blocks = (clients[start : start + at_once] for start in range(0, len(clients), at_once))
-    return digest_of_blocks(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
+    return digest_of_blocks(read_server(run, round), (read_clients_of_layout(run, layout, block) for block in blocks))
 
 
 def block_length(run: Path, round: int) -> int:

@@ -29,7 +29,7 @@ from pflmpi.store.hdf5 import (
     Group,
     file_type,
     h5py,
-    selected_rows,
+    select_rows,
     simple_space,
     untimed,
     with_groups,
@@ -87,10 +87,10 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
     """
     with checked_hdf5.reading(path) as file:
         group = file[cohort]
-        expected = checked_hdf5.stored(group, "row_crc32")[()]
+        expected = checked_hdf5.open_stored(group, "row_crc32")[()]
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
-        runs = consecutive(rows)
+        runs = find_runs(rows)
         leaves = {leaf: _read_leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
         once = checked_hdf5.names(group["once"]) if "once" in group else []
     wrong = clients[_row_checksums(clients, leaves, once) != expected[rows]]
@@ -113,17 +113,17 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     if problem := checked_hdf5.truncated_problem(path):
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
-        if len(rows) and rows[-1] >= len(checked_hdf5.stored(file[cohort], "client")):
+        if len(rows) and rows[-1] >= len(checked_hdf5.open_stored(file[cohort], "client")):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         if (constant := _constant_rows(file[cohort], leaf, len(rows))) is not None:
             return constant
-        stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
+        stored = checked_hdf5.open_stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
             return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
-        return _select_rows(stored, rows, consecutive(rows))
+        return _read_selected(stored, rows, find_runs(rows))
 
 
-def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
+def find_row_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
     """Returns why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
     try:
         with checked_hdf5.reading(path) as file:
@@ -135,10 +135,10 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
     return None
 
 
-def consecutive(rows: np.ndarray) -> list[slice]:
+def find_runs(rows: np.ndarray) -> list[slice]:
     """Returns the slices of positions over which rows [m] count up by one.
 
-    >>> consecutive(np.array([4, 5, 6, 9])), consecutive(np.array([], int))
+    >>> find_runs(np.array([4, 5, 6, 9])), find_runs(np.array([], int))
     ([slice(0, 3, None), slice(3, 4, None)], [])
     """
     ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
@@ -149,10 +149,10 @@ def _read_leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) ->
     """Reads the given ascending rows [m] of a leaf, an array [m, ...]."""
     if (constant := _constant_rows(cohort, leaf, len(rows))) is not None:
         return constant
-    return _select_rows(checked_hdf5.stored(cohort["rows"], leaf), rows, runs)
+    return _read_selected(checked_hdf5.open_stored(cohort["rows"], leaf), rows, runs)
 
 
-def _select_rows(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
+def _read_selected(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     """Reads the given ascending rows [m] of a dataset, an array [m, ...]."""
     if len(rows) and rows[-1] - rows[0] < _MOST_READ * len(rows):  # one read instead of many
         span: np.ndarray = dataset[rows[0] : rows[-1] + 1]
@@ -203,8 +203,8 @@ def _map_constant_rows(cohort: Group, source: str, path: str, row: np.ndarray, p
     shape, creation = row.shape[1:], untimed(h5py.h5p.DATASET_CREATE)
     for start in range(0, rows, piece):
         count = min(piece, rows - start)
-        part = selected_rows(piece, [(0, count)], shape)
-        shown = selected_rows(rows, [(start, count)], shape)
+        part = select_rows(piece, [(0, count)], shape)
+        shown = select_rows(rows, [(start, count)], shape)
         creation.set_virtual(shown, b".", f"{cohort.name}/{source}".encode(), part)
     space = simple_space((rows, *shape))
     h5py.h5d.create(cohort.id, path.encode(), file_type(row.dtype), space, creation, lcpl=with_groups())

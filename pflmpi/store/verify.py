@@ -20,7 +20,7 @@ from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.run_folder import read_attributes, read_checksums, read_layout, read_metrics_checksum
-from pflmpi.store.shard import rows_problem
+from pflmpi.store.shard import find_row_problem
 from pflmpi.text import for_shell, format_ranges
 
 COMPLETE = "complete"  # `content` of a file that needs no other
@@ -95,7 +95,7 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
         for cohort in sorted(layout.cohorts):
             for name, clients in layout.shards(cohort):
                 shard = run / name
-                if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
+                if shard not in problems and (problem := find_row_problem(shard, cohort, clients, layout.row[clients])):
                     problems[shard] = problem
     return dict(sorted(problems.items()))
 
@@ -148,7 +148,7 @@ def elsewhere(path: Path) -> str | None:
     if problem := checked_hdf5.damage(path):
         return problem
     with checked_hdf5.reading(path) as file:
-        about = checked_hdf5.about(file)
+        about = checked_hdf5.read_about(file)
         if about.get("content") == COMPLETE:
             return None
         if "layout" not in file:
@@ -158,7 +158,7 @@ def elsewhere(path: Path) -> str | None:
 
 
 def _describe_index(path: Path, file: File) -> str:
-    round = int(checked_hdf5.about(file)["run"]["round"])
+    round = int(checked_hdf5.read_about(file)["run"]["round"])
     files = layouts.read_layout(file).files
     present = sum((path.parent / name).exists() for name in files)
     if present == len(files):
@@ -262,7 +262,7 @@ def partition(run: Path, recorded: Mapping[str, object]) -> SampleCounts | None:
         CheckpointError: the file is not the one that the run has written.
     """
     expected = recorded.get("partition_csv")
-    if expected is not None and (problem := partition_file.damage(run, str(expected))):
+    if expected is not None and (problem := partition_file.find_damage(run, str(expected))):
         raise CheckpointError(problem)
     return partition_file.read(run)
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
 from pflmpi.store.checked_hdf5 import Description, HDF5Writer
-from pflmpi.store.hdf5 import Dataset, file_type, h5py, selected_rows, simple_space, untimed, with_groups
+from pflmpi.store.hdf5 import Dataset, file_type, h5py, select_rows, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
-from pflmpi.store.shard import consecutive
+from pflmpi.store.shard import find_runs
 
 Space = Any  # of h5py
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
@@ -44,7 +44,7 @@ class VirtualRows:
         """
         if shape not in self._mappings:
             self._mappings[shape] = [
-                (name, selected_rows(self.num_clients, positions, shape), selected_rows(sum(rows[-1]), rows, shape))
+                (name, select_rows(self.num_clients, positions, shape), select_rows(sum(rows[-1]), rows, shape))
                 for name, positions, rows in self._shards
             ]
         return self._mappings[shape]
@@ -52,7 +52,7 @@ class VirtualRows:
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     """Returns the first row and the length of each run of consecutive rows."""
-    return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
+    return [(int(rows[run.start]), run.stop - run.start) for run in find_runs(rows)]
 
 
 def write_virtual_rows(
@@ -85,17 +85,17 @@ def write_virtual_rows(
     writer.name_axes(dataset, (rows.num_clients, *shape), description.axes or ())
 
 
-def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
+def read_kind(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
     """Returns the shape and dtype of one client's row of a virtual dataset.
 
     Raises:
         ValueError: it shows rows of anything but shards.
     """
     refuse_other_sources(dataset, SHARD_NAME)
-    return tuple(dataset.shape[1:]), dtype_of(dataset)
+    return tuple(dataset.shape[1:]), read_dtype(dataset)
 
 
-def dtype_of(dataset: Dataset) -> np.dtype:
+def read_dtype(dataset: Dataset) -> np.dtype:
     """Returns the dtype of the clients' rows, which for booleans is not the dataset's."""
     return np.dtype(bool) if h5py.check_enum_dtype(dataset.dtype) == _BOOLEANS else np.dtype(dataset.dtype)
 

@@ -7,7 +7,7 @@ import quick_run
 from pflmpi.config.load import parse
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment.stored_config import resumed_config
+from pflmpi.experiment.stored_config import resume_config
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_what_is_about_a_file_is_refused_without_one(key, value):
 def test_a_run_from_before_a_default_goes_on_with_its_own_split(tmp_path):
     quick_run.run(quick_run.settings(data={"split": "pooled"}, training={"rounds": 1}), tmp_path)
     now = parse(quick_run.settings(training={"rounds": 2}))
-    assert now.data.split == "auto" and resumed_config(tmp_path, now).data.split == "pooled"
+    assert now.data.split == "auto" and resume_config(tmp_path, now).data.split == "pooled"
     with pytest.raises(CheckpointError, match=r"data\.split = 'pooled' in the run, 'official' now"):
-        resumed_config(tmp_path, parse(quick_run.settings(data={"split": "official"})))
+        resume_config(tmp_path, parse(quick_run.settings(data={"split": "official"})))
 
 
 @pytest.mark.parametrize(

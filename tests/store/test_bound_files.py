@@ -342,4 +342,4 @@ def test_a_configuration_that_was_cut_off_is_damaged(tmp_path):
     cut = [line for line in lines[:-1] if not line.startswith(("  run: ", "  partition_csv: "))]
     for text, good in ((lines, True), (lines[:-1], False), (cut, False), ([], False)):
         config_file.path(tmp_path).write_text("".join(text))
-        assert (config_file.damage(tmp_path) is None) == good, len(text)
+        assert (config_file.find_damage(tmp_path) is None) == good, len(text)

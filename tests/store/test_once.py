@@ -16,7 +16,7 @@ from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import RoundContent, write_round
-from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
+from pflmpi.store.shard import Arrays, find_row_problem, read_leaf, read_rows, write_shard
 from store_world import write_metrics
 
 N = 3000
@@ -112,7 +112,7 @@ def test_rows_are_read_in_any_pattern_and_leaves_alone(run):
         for leaf, array in read_rows(path, "cohort0", at, at).items():
             same(array, in_full(state())[leaf][at])
             same(read_leaf(path, "cohort0", leaf, at), array.copy())
-    assert rows_problem(path, "cohort0", WHO, WHO) is None
+    assert find_row_problem(path, "cohort0", WHO, WHO) is None
     with pytest.raises(CheckpointError, match="the rows of 1 clients, the first is client 8"):
         read_rows(path, "cohort0", np.array([8]), np.array([7]))
     with pytest.raises(CheckpointError, match="no row 3000 of cohort0"):

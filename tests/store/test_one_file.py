@@ -90,7 +90,7 @@ def test_few_clients_are_read_at_a_time(tmp_path, monkeypatch):
         sizes.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(one_file.run_folder, "rows_of", counting)
+    monkeypatch.setattr(one_file.run_folder, "read_clients_of_layout", counting)
     one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert sizes == [8] * 5
 

@@ -293,13 +293,13 @@ def test_the_rows_of_many_small_clients_are_found_at_once_for_the_digest(run, mo
     """Finding the rows of a block takes time by the number of all clients."""
     world = World(run, [0] * 500 + [1] * 500, 0)
     world.save(0, ranks=2)
-    blocks, rows_of = [], run_folder.rows_of
+    blocks, rows_of = [], run_folder.read_clients_of_layout
 
     def counting(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
         blocks.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(run_folder, "rows_of", counting)
+    monkeypatch.setattr(run_folder, "read_clients_of_layout", counting)
     assert run_folder.digest(run, 0) == world.digest() and blocks == [1000]
     monkeypatch.setattr(digest, "_MOST_AT_ONCE", 64)
     assert run_folder.digest(run, 0) == world.digest() and max(blocks[1:]) == 64
