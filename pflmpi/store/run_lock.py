@@ -180,8 +180,8 @@ def touched(file: Path) -> float:
 def owner(run: Path) -> Owner | None:
     """Returns who writes the run according to its lock; None without a lock, or if that process is known to be gone."""
     try:
-        owner = _read(path(run))
-        return None if owner is None or owner.why_gone(run) else owner
+        writer = _read(path(run))
+        return None if writer is None or writer.why_gone(run) else writer
     except OSError:
         return None
 
