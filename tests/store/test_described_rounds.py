@@ -42,11 +42,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_each_client_reads_what_it_received(run):
-    found = run_folder.read_received(run, 3, np.array([2, 0]))
-    assert sorted(found) == ["centre/weight", "model/head/scale", "model/head/weight"]
-    assert found["centre/weight"].tolist() == [[4, 5], [0, 1]]
-    assert found["model/head/weight"].tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
-    assert found["model/head/scale"].tolist() == [2, 2]
+    messages = run_folder.read_received(run, 3, np.array([2, 0]))
+    assert sorted(messages) == ["centre/weight", "model/head/scale", "model/head/weight"]
+    assert messages["centre/weight"].tolist() == [[4, 5], [0, 1]]
+    assert messages["model/head/weight"].tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
+    assert messages["model/head/scale"].tolist() == [2, 2]
 
 
 def test_what_the_server_keeps_is_stored_once(run):
@@ -59,23 +59,23 @@ def test_what_the_server_keeps_is_stored_once(run):
 def test_measured_values_and_units_are_there(run):
     assert run_folder.read_section(run, 3, "diagnostics")["weights"].tolist() == [[1, 0], [0, 1]]
     with h5py.File(round_path(run, 3)) as file:
-        said = about(file)
-        assert said["metrics"] == {"seconds_round": 0.5} and said["arrays"]["bytes/up"]["unit"] == "bytes"
+        content = about(file)
+        assert content["metrics"] == {"seconds_round": 0.5} and content["arrays"]["bytes/up"]["unit"] == "bytes"
 
 
 def test_axes_have_names_also_for_xarray(run):
     with h5py.File(round_path(run, 3)) as file:
         assert file["layout/row"].dims[0][0] == file["client"]
         assert [axis[0].name for axis in file["received/centre/weight"].dims] == ["/client", "/size_2"]
-    with xarray.open_dataset(round_path(run, 3), group="bytes", engine="h5netcdf") as found:
-        assert found["up"].dims == ("client",) and found["up"].to_numpy().tolist() == [0, 1, 2, 3]
+    with xarray.open_dataset(round_path(run, 3), group="bytes", engine="h5netcdf") as dataset:
+        assert dataset["up"].dims == ("client",) and dataset["up"].to_numpy().tolist() == [0, 1, 2, 3]
 
 
 def test_axes_of_one_extent_in_one_array_have_different_names(run):
     with h5py.File(round_path(run, 3)) as file:
         assert [axis[0].name for axis in file["diagnostics/weights"].dims] == ["/participant", "/size_2"]
-    with xarray.open_dataset(round_path(run, 3), group="server/square", engine="h5netcdf") as found:
-        assert found["weight"].dims == ("size_2", "size_2.2") and found["weight"].T.dims == ("size_2.2", "size_2")
+    with xarray.open_dataset(round_path(run, 3), group="server/square", engine="h5netcdf") as dataset:
+        assert dataset["weight"].dims == ("size_2", "size_2.2") and dataset["weight"].T.dims == ("size_2.2", "size_2")
 
 
 CNN = {"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}
@@ -126,29 +126,29 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[h5py.File]:
 
 
 def paths(file: h5py.File) -> list[str]:
-    found: list[str] = []
-    file.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
-    return [path for path in found if has_values(file[path])]
+    names: list[str] = []
+    file.visititems(lambda path, item: names.append(path) if isinstance(item, h5py.Dataset) else None)
+    return [path for path in names if has_values(file[path])]
 
 
 def test_every_array_has_a_description(file):
-    said = about(file)["arrays"]
-    assert [path for path in paths(file) if not said[path].get("description")] == []
-    assert said["clients/model/head/weight"]["description"] == "model/head/weight of each client"
-    assert said["server/heads/bias"]["description"] == "heads/bias of the server"
+    arrays = about(file)["arrays"]
+    assert [path for path in paths(file) if not arrays[path].get("description")] == []
+    assert arrays["clients/model/head/weight"]["description"] == "model/head/weight of each client"
+    assert arrays["server/heads/bias"]["description"] == "heads/bias of the server"
 
 
 def test_what_an_algorithm_says_of_its_values_stands_beside_them(file):
-    said = json.loads(about(file)["run"]["diagnostics"])
-    shown = next(each for each in said.values() if each["kept"] == "critical")
+    diagnostics = json.loads(about(file)["run"]["diagnostics"])
+    diagnostic = next(item for item in diagnostics.values() if item["kept"] == "critical")
     described = about(file)["arrays"]["clients/critical/weight"]["description"]
-    assert shown["title"] in described and shown["caption"] in described
+    assert diagnostic["title"] in described and diagnostic["caption"] in described
 
 
 def test_the_file_names_its_algorithm_and_its_classes(file):
-    said = about(file)["run"]
-    assert said["algorithm"] == "fedgmh" and said["algorithm_class"].endswith(":FedGMH")
-    assert json.loads(said["class_names"]) == [str(digit) for digit in range(10)]
+    attributes = about(file)["run"]
+    assert attributes["algorithm"] == "fedgmh" and attributes["algorithm_class"].endswith(":FedGMH")
+    assert json.loads(attributes["class_names"]) == [str(digit) for digit in range(10)]
 
 
 def test_few_objects_make_a_round_file(file):

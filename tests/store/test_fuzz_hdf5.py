@@ -95,9 +95,9 @@ def _rewritten(path: Path, rng: random.Random) -> None:
         place = rng.choice(places)
         kind = rng.randrange(3)
         if kind == 0:
-            said = rng.choice([writer.about, *(each for each in writer.about.values() if isinstance(each, dict))])
-            key = rng.choice([*said, "more"])
-            said[key] = rng.choice((5, -1, 2**62, "x", "{}", "[1]", [1], {"a": None}, None, "\x1b"))
+            section = rng.choice([writer.about, *(value for value in writer.about.values() if isinstance(value, dict))])
+            key = rng.choice([*section, "more"])
+            section[key] = rng.choice((5, -1, 2**62, "x", "{}", "[1]", [1], {"a": None}, None, "\x1b"))
         elif kind == 1:
             del writer.about[rng.choice(list(writer.about))]
         else:

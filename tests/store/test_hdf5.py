@@ -35,13 +35,13 @@ def test_what_is_written_is_what_h5py_writes(tmp_path):
     with h5py.File(tmp_path / "quick.h5") as quick, h5py.File(tmp_path / "plain.h5") as plain:
         assert quick.attrs["round"] == plain.attrs["round"] == 7
         for path, array in ARRAYS.items():
-            found, expected = quick[path], plain[path]
-            assert found.dtype == expected.dtype == array.dtype and np.array_equal(found[()], array)
-            assert list(found.attrs) == list(expected.attrs)
+            dataset, expected = quick[path], plain[path]
+            assert dataset.dtype == expected.dtype == array.dtype and np.array_equal(dataset[()], array)
+            assert list(dataset.attrs) == list(expected.attrs)
             for name in VALUES:
-                mine, theirs = found.attrs[name], expected.attrs[name]
-                assert type(mine) is type(theirs) and mine == theirs
-                assert found.attrs.get_id(name).dtype == expected.attrs.get_id(name).dtype
+                value, expected_value = dataset.attrs[name], expected.attrs[name]
+                assert type(value) is type(expected_value) and value == expected_value
+                assert dataset.attrs.get_id(name).dtype == expected.attrs.get_id(name).dtype
     assert (tmp_path / "quick.h5").stat().st_size == (tmp_path / "plain.h5").stat().st_size
 
 

@@ -36,11 +36,11 @@ WHO = np.arange(N)
 def state(rows: int = N) -> Arrays:
     """All rows of a leaf are one in memory, but for `own`."""
     rng = np.random.default_rng(0)
-    found = {}
+    leaves = {}
     for path, (shape, dtype) in KINDS["cohort0"].items():
         row = rng.integers(0, 2, (1, *shape)).astype(dtype) if path == "flag" else rng.normal(size=(1, *shape))
-        found[path] = np.broadcast_to(row.astype(dtype), (rows, *shape))
-    return found | {"own": rng.normal(size=(rows, 2))}
+        leaves[path] = np.broadcast_to(row.astype(dtype), (rows, *shape))
+    return leaves | {"own": rng.normal(size=(rows, 2))}
 
 
 def in_full(rows: Arrays) -> Arrays:

@@ -35,9 +35,9 @@ def written(path: Path, world: World, round: int, compress: bool = False) -> h5p
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    found: dict[str, h5py.Dataset] = {}
-    file.visititems(lambda path, item: found.update({path: item}) if isinstance(item, h5py.Dataset) else None)
-    return found
+    arrays: dict[str, h5py.Dataset] = {}
+    file.visititems(lambda path, item: arrays.update({path: item}) if isinstance(item, h5py.Dataset) else None)
+    return arrays
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -50,13 +50,13 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(cohort_of, compress, tmp_p
         world.save(round, ranks=3)
     with written(tmp_path / "one.h5", world, 2, compress) as file:
         shutil.rmtree(world.run)
-        said = about(file)
-        assert said["content"] == "complete" and said["run"]["round"] == 2 and said["run"]["share"] == 0.5
-        for path, found in datasets(file).items():
-            assert not found.is_virtual and found.external is None and found.file == file, path
+        content = about(file)
+        assert content["content"] == "complete" and content["run"]["round"] == 2 and content["run"]["share"] == 0.5
+        for path, dataset in datasets(file).items():
+            assert not dataset.is_virtual and dataset.external is None and dataset.file == file, path
             assert isinstance(file.get(path, getlink=True), h5py.HardLink)
-            if has_values(found):
-                assert said["arrays"][path]["crc32"] == checksums.crc32(found[()]), path
+            if has_values(dataset):
+                assert content["arrays"][path]["crc32"] == checksums.crc32(dataset[()]), path
         for cohort, leaves in world.state.items():
             group = file["clients"] if len(world.state) == 1 else file["clients"].get(cohort, {})
             assert len(world.state) == 1 or not leaves or group["client"][()].tolist() == world.ids[cohort].tolist()
@@ -157,8 +157,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def booleans(run: Path) -> np.ndarray:
-    found: np.ndarray = run_folder.read_clients(run, 3, np.arange(7))["cohort0"][1]["critical/weight"]
-    return found
+    critical: np.ndarray = run_folder.read_clients(run, 3, np.arange(7))["cohort0"][1]["critical/weight"]
+    return critical
 
 
 def dumped(path: Path) -> set[str]:
@@ -189,8 +189,8 @@ def test_an_exported_checkpoint_needs_nothing_else(run, tmp_path, capfd):
     expected, history = booleans(run), (run / "metrics.csv").read_bytes()
     shutil.rmtree(run)
     with h5py.File(one) as file:
-        found = file["clients/critical/weight"]
-        assert found.dtype == bool and np.array_equal(found[()], expected) and expected.any()
+        dataset = file["clients/critical/weight"]
+        assert dataset.dtype == bool and np.array_equal(dataset[()], expected) and expected.any()
         assert about(file)["metrics_text"] == history.decode() and file["partition/train_by_class"].shape == (7, 10)
     assert main(["inspect", str(one), "--digest"]) == 0
     assert capfd.readouterr().out == f"{digest}\n"
@@ -231,8 +231,8 @@ def test_a_lone_round_file_says_what_it_is_and_what_to_do(run, tmp_path, capfd):
     cure = "`pflmpi export RUN --round 3 --all -o one.h5`"
     for path, words in ((lone, ["inspect"]), (lone, ["inspect", "--digest"]), (lone.parent, ["inspect"])):
         assert main([words[0], str(path), *words[1:]]) == 2
-        said = capfd.readouterr().err
-        assert "is only the index of a checkpoint" in said and cure in said
+        message = capfd.readouterr().err
+        assert "is only the index of a checkpoint" in message and cure in message
     assert main(["export", str(lone), "--all", "-o", str(tmp_path / "one.h5")]) == 2
     assert cure in capfd.readouterr().err
     assert main(["inspect", str(run / "round_00003.h5")]) == 2
@@ -253,14 +253,14 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run, tmp_path, capfd
     asking = [["export", "--all", "-o", str(out)], ["export", "--client", "1", "-o", str(tmp_path / "out.npz")]]
     for words in (*asking, ["inspect"], ["inspect", "--digest"]):
         assert main([words[0], str(run), *words[1:]]) == 2
-        said = capfd.readouterr()
-        assert f"round 3 of {run} cannot be used: {run / lost} is missing" in said.err and said.out == ""
-        assert "or take round 2, the newest good one, with --allow-older or --round 2" in said.err
+        output = capfd.readouterr()
+        assert f"round 3 of {run} cannot be used: {run / lost} is missing" in output.err and output.out == ""
+        assert "or take round 2, the newest good one, with --allow-older or --round 2" in output.err
         assert not list(tmp_path.glob("out.*"))
     for words in (*asking, ["inspect"]):
         assert main([words[0], str(run), "--allow-older", *words[1:]]) == 0
-        said = capfd.readouterr()
-        assert "pflmpi: WARNING: round 3" in said.err and "round 2" in said.out
+        output = capfd.readouterr()
+        assert "pflmpi: WARNING: round 3" in output.err and "round 2" in output.out
     with h5py.File(out) as file:
         assert about(file)["run"]["round"] == 2
     with pytest.warns(UserWarning, match="round 2 stands for a newer one"):

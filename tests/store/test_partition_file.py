@@ -19,8 +19,8 @@ def test_counts_come_back_as_they_were_written(tmp_path):
     partition_file.write(tmp_path, SampleCounts(train, test))
     lines = partition_file.path(tmp_path).read_text().splitlines()
     assert lines == ["client,class,train,test", "0,0,3,1", "0,2,0,4", "1,1,2,0", "1,2,0,0"]
-    found = partition_file.read(tmp_path)
-    assert found.train.tolist() == train.tolist() and found.test.tolist() == test.tolist()
+    counts = partition_file.read(tmp_path)
+    assert counts.train.tolist() == train.tolist() and counts.test.tolist() == test.tolist()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -41,9 +41,9 @@ def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     federation = load_federation(configuration.parse(quick_run.settings()))
     for _ in range(2):
-        found = partition_file.read(tmp_path / "run")
-        assert found.train.tolist() == federation.class_counts.tolist()
-        assert found.test.sum(1).tolist() == federation.num_test.tolist()
+        counts = partition_file.read(tmp_path / "run")
+        assert counts.train.tolist() == federation.class_counts.tolist()
+        assert counts.test.sum(1).tolist() == federation.num_test.tolist()
         partition_file.path(tmp_path / "run").unlink()  # as in a run of an older pflmpi
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 

@@ -48,11 +48,11 @@ def test_every_round_reads_back_as_written_by_changing_ranks(run, cohort_of, see
         alike(run_folder.read_metrics(run, round), world.metrics)
         alike(run_folder.read_bytes(run, round), world.moved)
         for asked in (np.arange(world.n), world.some()[::-1], ids()):
-            found, expected = run_folder.read_clients(run, round, asked), world.flat(asked)
-            assert sorted(found) == sorted(expected)
+            rows, expected = run_folder.read_clients(run, round, asked), world.flat(asked)
+            assert sorted(rows) == sorted(expected)
             for cohort, (clients, leaves) in expected.items():
-                assert found[cohort][0].tolist() == clients.tolist()
-                alike(found[cohort][1], leaves)
+                assert rows[cohort][0].tolist() == clients.tolist()
+                alike(rows[cohort][1], leaves)
         world.train(world.some())
     assert run_folder.rounds(run) == [0, 1, 2, 3, 4]
     assert [run_folder.digest(run, round) for round in range(5)] == digests
@@ -108,9 +108,9 @@ def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(run, monkey
     shutil.rmtree(run)
     monkeypatch.chdir(moved.parent)
     with h5py.File("renamed/round_00002.h5") as file:
-        said = about(file)["run"]
-        assert said["round"] == 2 and file.attrs["format_version"] == 6
-        assert said["share"] == 0.5 and len(said["config"]) == 160000
+        attributes = about(file)["run"]
+        assert attributes["round"] == 2 and file.attrs["format_version"] == 6
+        assert attributes["share"] == 0.5 and len(attributes["config"]) == 160000
         alike(
             {"head/bias": file["server/head/bias"][()], "head/count": np.asarray(file["server/head/count"][()])},
             world.server,
@@ -183,8 +183,8 @@ def test_every_dataset_carries_the_crc32_of_its_bytes(run):
             file.visititems(lambda _, item, into=stored: into.append(item) if isinstance(item, h5py.Dataset) else None)
             for dataset in stored:
                 if not dataset.is_virtual and has_values(dataset):
-                    said = about(file)["arrays"][dataset.name[1:]]
-                    assert said["crc32"] == zlib.crc32(dataset[()].tobytes()), dataset.name
+                    entry = about(file)["arrays"][dataset.name[1:]]
+                    assert entry["crc32"] == zlib.crc32(dataset[()].tobytes()), dataset.name
                     seen += 1
     assert seen > 20
 

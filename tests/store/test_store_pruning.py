@@ -31,11 +31,11 @@ def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run, keep, seed
         pruning.prune(run, keep)
         kept = list(range(round + 1))[-keep:]
         assert run_folder.rounds(run) == kept
-        needed = {name for each in kept for name in run_folder.read_layout(run, each).files}
+        needed = {name for number in kept for name in run_folder.read_layout(run, number).files}
         assert {f"shards/{path.name}" for path in (run / "shards").iterdir()} == needed
-        for each in kept:
-            assert verify.problems(run, each) == []
-            assert run_folder.digest(run, each) == digests[each]
+        for number in kept:
+            assert verify.problems(run, number) == []
+            assert run_folder.digest(run, number) == digests[number]
         world.train(world.some())
 
 
@@ -90,7 +90,7 @@ def test_killed_while_pruning_every_remaining_round_is_intact(run, tmp_path):
         assert all(verify.problems(copy, round) == [] for round in run_folder.rounds(copy))
         pruning.prune(copy, 2)
         assert run_folder.rounds(copy) == [3, 4]
-        needed = {name for each in (3, 4) for name in run_folder.read_layout(copy, each).files}
+        needed = {name for number in (3, 4) for name in run_folder.read_layout(copy, number).files}
         assert {f"shards/{path.name}" for path in (copy / "shards").iterdir()} == needed
         if not dying.dead:
             break
