@@ -75,25 +75,23 @@ def _without_files(value: object) -> str:
 
 
 def _from_checkpoint(run: Path) -> dict[str, Any]:
-    config_and_recorded = config_file.from_checkpoint(run)
-    if not config_and_recorded:
+    attributes = config_file.read_newest_attributes(run)
+    if attributes is None:
         raise CheckpointError(
             f"{run} is not a run: it has no config.yaml and no checkpoint that can be read; "
             "name the folder that `pflmpi run` printed"
         )
-    return _parse_sections(run, config_and_recorded)
+    return _parse_attributes(run, attributes)
 
 
 def _values_in_checkpoint(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values in the attributes of a round file; parses YAML only if the text differs from config.yaml."""
-    recorded, path = config_file.recorded(attributes), config_file.path(run)
+    path = config_file.path(run)
     if path.exists() and regular_file.read(path).decode().startswith(attributes["config"]):
-        return {**values, "recorded": recorded}
-    return _parse_sections(run, {"config": attributes["config"], **recorded})
+        return {**values, "recorded": config_file.recorded(attributes)}
+    return _parse_attributes(run, attributes)
 
 
-def _parse_sections(run: Path, config_and_recorded: dict[str, Any]) -> dict[str, Any]:
+def _parse_attributes(run: Path, attributes: Mapping[str, Any]) -> dict[str, Any]:
     where = f"the configuration in the newest checkpoint of {run}"
-    sections = yaml_file.parse_mapping(config_and_recorded["config"], where)
-    recorded = {key: value for key, value in config_and_recorded.items() if key != "config"}
-    return {**sections, "recorded": recorded}
+    return {**yaml_file.parse_mapping(attributes["config"], where), "recorded": config_file.recorded(attributes)}

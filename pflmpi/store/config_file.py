@@ -53,13 +53,12 @@ def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: json.loads(str(value)) if key in JSON else value for key, value in values.items()}
 
 
-def from_checkpoint(run: Path) -> dict[str, Any]:
-    """Reads "config" (YAML text) and the keys of `recorded` from the newest readable checkpoint; {} without one."""
+def read_newest_attributes(run: Path) -> dict[str, Any] | None:
+    """Reads the attributes of the newest readable checkpoint; None without one."""
     for round in reversed(rounds(run)):
         with contextlib.suppress(CheckpointError):
-            attributes = read_attributes(run, round)
-            return {"config": attributes["config"], **recorded(attributes)}
-    return {}
+            return read_attributes(run, round)
+    return None
 
 
 def find_damage(run: Path) -> str | None:
@@ -91,6 +90,6 @@ def run_id(run: Path) -> str | None:
         match = _ID.search(regular_file.read(path(run)).decode())  # a hundred times as quick as a YAML parser
         return match[1] if match else None
     except FileNotFoundError:
-        return from_checkpoint(run).get("run")
+        return (read_newest_attributes(run) or {}).get("run")
     except (OSError, UnicodeDecodeError):
         return None

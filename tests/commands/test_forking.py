@@ -57,7 +57,7 @@ def test_without_changes_it_becomes_the_parent_bit_for_bit(parent, tmp_path, ran
     for round in range(3, ROUNDS + 1):
         assert run_folder.digest(tmp_path / "fork", round) == run_folder.digest(parent, round)
     assert open_run(tmp_path / "fork").recorded["fork"] == origin, "which is kept"
-    assert config_file.from_checkpoint(tmp_path / "fork")["fork"] == origin
+    assert config_file.recorded(config_file.read_newest_attributes(tmp_path / "fork"))["fork"] == origin
     assert main(["inspect", str(tmp_path / "fork"), "--verify"]) == 0
     columns = [open_run(path).columns["accuracy_mean"] for path in (parent, tmp_path / "fork")]
     assert np.array_equal(*columns)
