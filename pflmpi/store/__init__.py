@@ -1,5 +1,5 @@
-"""A run on disk: HDF5 files that appear atomically and are checked when they are read; see docs/checkpoint.md.
+"""A run on disk: HDF5 files that appear atomically and are verified when they are read; see docs/checkpoint.md.
 
-Other programs find the clients' rows by the virtual datasets of a round file; the functions here go to the shards
-through its layout, and check all of it.
+Other programs read the clients' rows through the virtual datasets of a round file; the functions here read the shards
+directly, by the layout in the round file, and verify every checksum.
 """
