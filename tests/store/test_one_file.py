@@ -84,7 +84,7 @@ def test_few_clients_are_read_at_a_time(tmp_path, monkeypatch):
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
     monkeypatch.setattr(one_file, "_AT_ONCE", 9 * row)
-    sizes, rows_of = [], one_file.run_folder.rows_of
+    sizes, rows_of = [], one_file.run_folder.read_clients_of_layout
 
     def counting(run: Path, layout: Any, clients: np.ndarray) -> Any:
         sizes.append(len(clients))
