@@ -1,4 +1,4 @@
-"""Options of sbatch, and the batch script of a job: a text that depends on a `BatchScript` alone."""
+"""Options of sbatch, and the batch script of a job as a pure function of a `BatchScript`."""
 
 import argparse
 import getpass
@@ -11,7 +11,7 @@ from pathlib import Path
 from pflmpi.errors import ConfigError, Stopped
 from pflmpi.text import format_ranges, pluralize
 
-# With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
+# sbatch options that `submit` has too, with their letters. Others go after `--`; `--requeue` is an option of our own.
 KNOWN = {
     "nodes": "N",
     "ntasks": "n",
@@ -25,7 +25,7 @@ KNOWN = {
     "qos": "q",
     "output": "o",
 }
-_RESOLUTION = 60  # seconds: Slurm may send a signal as much earlier
+_RESOLUTION = 60  # seconds: Slurm may send a signal up to this much earlier
 
 Options = Mapping[str, str | None]
 
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace) -> Options:
-    """The known ones that were given, by their long names."""
+    """Options of `KNOWN` on the command line, by their long names."""
     values = {name: getattr(options, name.replace("-", "_")) for name in KNOWN}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def effective(options: Options, others: Sequence[str]) -> Options:
-    """The options as sbatch will take them: with the known ones among the words of `others`, which override them.
+    """The options that sbatch will see: known ones among the words of `others` override those of `options`.
 
     >>> effective({"ntasks": "4", "mem": "1G"}, ["-n8", "--exclusive", "--error", "a.err"])
     {'ntasks': '8', 'mem': '1G', 'error': 'a.err'}
@@ -57,7 +57,7 @@ def effective(options: Options, others: Sequence[str]) -> Options:
 
 
 def refuse_unknown(words: Sequence[str], command: str) -> None:
-    """Raise for words before `--` that the command does not know, if there are any."""
+    """Raise for words before `--` that the command does not know."""
     if words and not words[0].startswith("-"):
         raise ConfigError(f"unexpected argument {words[0]!r}: {command} takes one CONFIG")
     if words:
@@ -79,7 +79,7 @@ def check_warning(time: str, warning: str) -> None:
 
 
 def seconds(text: str) -> int | None:
-    """Seconds in what `--time` takes and Slurm prints; None for no limit, and for what is no time.
+    """Seconds of a time as `--time` takes it and Slurm prints it; None for no limit, and for text that is no time.
 
     >>> seconds("30"), seconds("1:30"), seconds("2:00:00"), seconds("1-12"), seconds("UNLIMITED")
     (1800, 90, 7200, 129600, None)
@@ -88,17 +88,17 @@ def seconds(text: str) -> int | None:
     parts = clock.split(":")
     if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
         return None
-    # Minutes come first, unless there are three parts or days before.
+    # Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
     units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
     clock_seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
     return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
 def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
-    """The options of a job: ours, unless the user gives others; its name and its logs also where `others` name them.
+    """The options of a job: the user's override ours; name and logs are also taken from the words of `others`.
 
-    Patterns in the folder of a log are replaced: it must be there before the job starts, when Slurm does not yet say
-    what all of them stand for.
+    Patterns in the folder of a log are expanded, because that folder must exist before the job starts, when Slurm has
+    not given the job a number yet.
 
     >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
     {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
@@ -117,7 +117,7 @@ def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
 
 
 def _in_known_folder(kind: str, pattern: str, job_name: str) -> str:
-    """The name of a log whose folder has no patterns any more."""
+    """The pattern of a log, with those in its folder expanded."""
     folder, slash, file = pattern.rpartition("/")
     values = {"%x": job_name.replace("%", "%%"), "%u": getpass.getuser()}
     folder = re.sub("%[%xu]", lambda match: values.get(match[0], "%%"), folder)
@@ -130,10 +130,10 @@ def _in_known_folder(kind: str, pattern: str, job_name: str) -> str:
 
 
 def ranks(options: Options, threads: int) -> tuple[int | None, str]:
-    """How many ranks a job has, None if that follows from its nodes, and the same in words, "" if --ntasks says it.
+    """Number of ranks of a job (None if it depends on the nodes), and the same in words ("" if --ntasks says it).
 
     Args:
-        options: as `effective` has them.
+        options: from `effective`.
         threads: of a rank.
 
     >>> ranks({"nodes": "2"}, 1), ranks({"ntasks": "1", "cpus-per-task": "8"}, 2)
@@ -147,33 +147,33 @@ def ranks(options: Options, threads: int) -> tuple[int | None, str]:
     if tasks not in (None, "1"):
         return int(tasks) if tasks.isdecimal() else None, ""
     if gpus := options.get("gpus-per-node"):
-        count = gpus.rpartition(":")[2]  # of a model of GPU
+        count = gpus.rpartition(":")[2]  # without the model, as in a100:4
         number = int(count) if count.isdecimal() else None
         return number, f"a rank for each of {gpus} GPUs (on CPU: for each core), which 1 task starts"
     cores = options.get("cpus-per-task") or ""
-    if cores.isdecimal():  # also where the job gets whole nodes
+    if cores.isdecimal():
         number = max(int(cores) // threads, 1)
         return number, f"{pluralize(number, 'rank')}, which 1 task of {pluralize(int(cores), 'core')} starts"
     return None, "a rank for each core (1 without --cpus-per-task, or those of a whole node), which 1 task starts"
 
 
 def log_folders(options: Options) -> list[Path]:
-    """The folders of a job's logs, which must be there before the job starts."""
+    """Folders of a job's logs; they must exist before the job starts."""
     names = (options.get(kind) for kind in ("output", "error"))
     return [Path(name.replace("%%", "%")).parent for name in names if name]
 
 
 def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what Slurm has set for the job that this process is in: it would bind another job too."""
+    """The environment without the variables of the job that this process is in, which would constrain another job."""
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
-    kept = ("SLURM_CONF", "SLURM_JWT")  # by which Slurm's commands find it
+    of_cluster = ("SLURM_CONF", "SLURM_JWT")  # Slurm's commands need them
     of_job = ("SLURM_", "SRUN_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith(of_job)}
+    return {name: value for name, value in environ.items() if name in of_cluster or not name.startswith(of_job)}
 
 
 def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
-    """Options as written on a command line, those of the user last, so that they override ours.
+    """Options as words of a command line, those in `others` last, so that they win.
 
     >>> words_of({"nodes": "2", "requeue": None}, ["--gres", "gpu:2"])
     ['--nodes=2', '--requeue', '--gres', 'gpu:2']
@@ -185,7 +185,7 @@ def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
     return [*words, *others]
 
 
-# The wrappers, as a checkout and a wheel hold them.
+# The launch wrappers; in a checkout this is a link to launch/.
 LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
@@ -214,24 +214,23 @@ exit "$code"
 
 @dataclass(frozen=True)
 class BatchScript:
-    """What a batch script does.
+    """Everything that a batch script depends on.
 
     Attributes:
         python: the interpreter of the environment with pflmpi.
         arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
         mpi: how srun connects the ranks: none, pmix, pmi2.
-        others: words with more options of sbatch, as they are.
-        array: whether each task runs one cell of a table.
-        once: whether `pflmpi` is started once and starts ranks by itself, with srun.
-        requeue: whether a run that was stopped in time requeues its job.
-        restarts: how often all ranks start again in the job after one was killed or lost.
-        setup: a file that the batch script reads first, such as one that loads modules; "" for none.
-        srun: more options of srun, and words that start a rank in a container, such as `apptainer exec IMAGE`.
-        rank_python: the interpreter of the ranks, if they have another one, as in a container.
-        remark: what the script says of itself, such as the profile whose options it has.
-        planned_memory: bytes of a node that `plan` has counted; 0 where nobody asked.
-        packs: of an array whose tasks run several cells one after another, the cells of each task, which is named
-            after its first.
+        others: further sbatch options, as words.
+        array: whether each task of a job array runs a cell of a table.
+        once: whether `pflmpi` is started once and starts its ranks itself, with srun.
+        requeue: whether the job is requeued when its run stops before the time limit.
+        restarts: how often all ranks are restarted within the job after one was killed or lost.
+        setup: a shell file that the script sources first, for example to load modules; "" for none.
+        srun: further srun options, and the words that start a rank in a container, such as `apptainer exec IMAGE`.
+        rank_python: the interpreter of the ranks if it is another one, as in a container; "" if not.
+        remark: a comment at the top of the script; "" for none.
+        planned_memory: bytes that `plan` counted for a node; 0 if it was not asked.
+        packs: the cells of each task of an array, if a task runs several in turn; its number is that of the first.
     """
 
     options: Options
@@ -258,6 +257,7 @@ def check_setup(setup: Path | None) -> None:
 
 
 def script(batch: BatchScript) -> str:
+    """The text of a batch script."""
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
@@ -286,12 +286,12 @@ def script(batch: BatchScript) -> str:
 
 
 def srun(mpi: str, restarts: int = 0) -> list[str]:
-    """The words that start ranks as a step of a job, and end with the exit code of their run."""
+    """The words of launch/srun, which starts ranks as a job step and ends with the exit code of their run."""
     return ["bash", str(LAUNCH / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
-    """Numbers of an array's tasks as sbatch takes them.
+    """Task numbers of an array, and how many may run at once, in the form of `sbatch --array`.
 
     >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
     ('0-2,5,7-8', '3%2')

@@ -8,12 +8,12 @@ from pflmpi import regular_file
 
 _TAIL = 1 << 16  # bytes
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
-# Of pflmpi, of `pflmpi sweep` for a cell, and of Slurm; not that a rank or a step ended, which follows from another.
+# Errors of pflmpi, of `pflmpi sweep` for a cell, and of Slurm; not that a step ended, which follows another error.
 _ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP |.* Exited with exit code)(.+)")
 
 
 def file_name(pattern: str, values: Mapping[str, str]) -> str:
-    """The name that a pattern of `sbatch --output` stands for; a letter without a value stays as it is.
+    """Expand a pattern of `sbatch --output`; a letter without a value stays as it is.
 
     >>> file_name("50%%-%j.%4a.log", {"j": "12", "a": "3"})
     '50%-12.0003.log'
@@ -27,7 +27,7 @@ def file_name(pattern: str, values: Mapping[str, str]) -> str:
 
 
 def last_error(log: Path) -> str:
-    """The last error in a log, or that memory ran out, on which others follow; "" if there is none."""
+    """The last error in a log, or the first about memory, because others follow from it; "" if there is none."""
     try:
         with regular_file.opened(log) as file:
             file.seek(max(regular_file.check(log) - _TAIL, 0))
@@ -39,5 +39,5 @@ def last_error(log: Path) -> str:
 
 
 def out_of_memory(error: str) -> bool:
-    """Whether an error of a log is that memory ran out."""
+    """Whether an error says that memory ran out."""
     return bool(_OUT_OF_MEMORY.search(error))

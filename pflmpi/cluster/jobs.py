@@ -1,4 +1,4 @@
-"""Slurm jobs: one `squeue` for all of this user's, `sacct` for what it has forgotten, and the folders they work in."""
+"""Slurm jobs: `squeue` once for all of this user's jobs, `sacct` for older ones, and the folders that they work in."""
 
 import glob
 import os
@@ -17,13 +17,13 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 
-_LONGEST_PAUSE = 16.0  # seconds between two questions about a job that is waited for
-TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
+_LONGEST_PAUSE = 16.0  # seconds between two queries while waiting for a job
+TIME_LIMIT = 20.0  # seconds for an answer: a busy controller is slow, one that is down never answers
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ACTIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 _UNKNOWN = ("", "(null)", "N/A", "n/a", "Unknown", "None", "NULL")
-# squeue's fields with the bytes that each takes of a line: no separator is safe in a path.
+# squeue's fields with their widths in bytes: a separator could occur in a path.
 _QUEUE = {
     "JobArrayID": 4096,  # with all tasks of an array that wait together
     "JobID": 32,
@@ -51,22 +51,22 @@ class Job:
     Attributes:
         id: `12`; for an array's tasks `12_3`, or `12_[2-5%2]`.
         number: of the job alone, also for a task of an array.
-        state: Slurm's word, such as RUNNING.
+        state: in Slurm's words, such as RUNNING.
         reason: why it waits or failed; "" if Slurm gives none.
-        nodes: their number; as requested while it waits.
+        nodes: number of nodes; while it waits, the number requested.
         node_list: such as `node[1-2]`; "" while it waits.
         restarts: how often it was requeued.
         exit_code: of the batch script; 0 before it ends.
         seconds: since the start; 0 while it waits, even if it has run before.
-        limit: time limit in seconds; None without one.
-        start: when it started, or is expected to, as Slurm writes it; "" if unknown.
+        limit: time limit in seconds; None if unlimited.
+        start: when it started or is expected to start, as Slurm writes it; "" if unknown.
         directory: where it was submitted; "" if unknown.
-        allocated: what it was given on all nodes together, such as {"cpu": "4", "mem": "8000M", "gres/gpu": "2"}.
-        cpu_seconds: that its processes have computed; None where there is no accounting.
+        allocated: resources on all nodes together, such as {"cpu": "4", "mem": "8000M", "gres/gpu": "2"}.
+        cpu_seconds: processor time of its processes; None without accounting.
         log: file with the output; None if unknown, or for tasks that wait together.
-        requeues: whether it is requeued before its time limit, as `submit` has noted.
-        planned_memory: bytes of a node that `plan` counted when it was submitted; 0 where nobody asked.
-        folder: of its run or, of an array whose run is unknown, of its sweep; None if unknown.
+        requeues: whether it is requeued before its time limit, as `submit` recorded.
+        planned_memory: bytes that `plan` counted for a node when it was submitted; 0 if it was not asked.
+        folder: the folder of its run, or of its sweep for a task whose run is unknown; None if unknown.
     """
 
     id: str
@@ -108,7 +108,7 @@ class Job:
 
     @property
     def tasks(self) -> list[int]:
-        """Numbers of the array's tasks that this is; several wait together."""
+        """Numbers of its tasks of the array; several only while they wait together."""
         return parse_tasks(self.id.partition("_")[2].strip("[]"))
 
 
@@ -120,7 +120,7 @@ class NoAnswer(PflmpiError):
     """Slurm does not answer.
 
     Attributes:
-        why: in words, without what to do about it.
+        why: the reason, without the remedy that the message adds.
     """
 
     def __init__(self, why: str) -> None:
@@ -129,7 +129,7 @@ class NoAnswer(PflmpiError):
 
 
 def queue(environ: Mapping[str, str]) -> list[Job]:
-    """This user's jobs that Slurm still knows, by number; an array's tasks in order, the waiting ones last.
+    """This user's jobs in Slurm's memory, sorted by number; tasks of an array in order, the waiting ones last.
 
     Raises:
         ConfigError: there is no Slurm here.
@@ -140,8 +140,8 @@ def queue(environ: Mapping[str, str]) -> list[Job]:
 
 
 def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
-    """Jobs as the accounting has them; none where there is no accounting."""
-    # With the steps of each job, without which sacct counts none of its processor time.
+    """Jobs as the accounting has them; empty without accounting."""
+    # Not with --allocations: without the steps of a job sacct gives no processor time.
     words = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
     try:
         return parse_accounted(ask(words, environ)) if ids else []
@@ -150,21 +150,21 @@ def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
 
 
 def find(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """The jobs with an id, a task's, or an array's, as the queue or else the accounting has them; raises as `queue`."""
+    """Jobs with the id of a job, a task or an array, from the queue or else the accounting; raises as `queue`."""
     array, _, task = name.partition("_")
 
     def is_named(job: Job) -> bool:
-        its_task = job.array == array and task.isdecimal() and int(task) in job.tasks
-        return its_task or name in (job.id, job.array, job.number)
+        contains_task = job.array == array and task.isdecimal() and int(task) in job.tasks
+        return contains_task or name in (job.id, job.array, job.number)
 
     return list(filter(is_named, queue(environ))) or list(filter(is_named, accounted([name], environ)))
 
 
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """The jobs with an id once none of them waits or runs; none where Slurm has forgotten them."""
+    """Wait until no job with an id is pending or running; return the jobs, none if Slurm has forgotten them."""
     pause = 0.5
     while True:
-        with suppress(NoAnswer):  # of a controller that is busy
+        with suppress(NoAnswer):  # the controller is busy
             jobs = find(name, environ)
             if not any(job.in_queue for job in jobs):
                 return jobs
@@ -177,10 +177,10 @@ def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def parse_queue(text: bytes) -> list[Job]:
-    """Jobs in squeue's list of `_QUEUE`."""
+    """Jobs in the output of `squeue` with the fields of `_QUEUE`."""
     jobs = []
     for line in text.splitlines():
-        if len(line) < sum(_QUEUE.values()):  # with several clusters, each has a headline
+        if len(line) < sum(_QUEUE.values()):  # a heading, where there are several clusters
             continue
         fields: dict[str, str] = {}
         for name, width in _QUEUE.items():
@@ -195,7 +195,7 @@ def parse_queue(text: bytes) -> list[Job]:
                 nodes=values["NumNodes"] or "1",
                 node_list=values["NodeList"],
                 restarts=int(values["RestartCnt"] or 0),
-                exit_code=int(values["exit_code"] or 0) >> 8,  # a status as of wait
+                exit_code=int(values["exit_code"] or 0) >> 8,  # a wait status
                 seconds=seconds(values["TimeUsed"]) or 0,
                 limit=seconds(values["TimeLimit"]),
                 start=values["StartTime"],
@@ -208,7 +208,7 @@ def parse_queue(text: bytes) -> list[Job]:
 
 
 def _log(values: Mapping[str, str]) -> Path | None:
-    """The log of a job, which squeue may show as the pattern that it was given."""
+    """The log of a job; squeue may show it as the pattern given to sbatch."""
     if not values["STDOUT"] or "[" in values["JobArrayID"]:
         return None
     letters = {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]}
@@ -216,28 +216,41 @@ def _log(values: Mapping[str, str]) -> Path | None:
 
 
 def _pattern_values(id: str, number: str) -> dict[str, str]:
+    """Values of the letters in a file name pattern that depend on the job."""
     array, _, task = id.partition("_")
     return {"j": number, "A": array, "a": task}
 
 
 def _allocated(text: str) -> dict[str, str]:
-    """What Slurm's list `cpu=2,mem=150M` has of each kind."""
+    """Amount of each resource in Slurm's list, such as `cpu=2,mem=150M`."""
     return {name: value for name, _, value in (item.rpartition("=") for item in text.split(",")) if name}
 
 
 def parse_accounted(text: bytes) -> list[Job]:
-    """Jobs in sacct's list of `_ACCOUNTED`."""
+    """Jobs in the output of `sacct` with the fields of `_ACCOUNTED`; their steps are left out."""
+    names = _ACCOUNTED.split(",")
     jobs = []
     for line in text.decode(errors="replace").splitlines():
-        fields = ["" if field in _UNKNOWN else field for field in line.split("|", _ACCOUNTED.count(","))]
-        if len(fields) == _ACCOUNTED.count(",") + 1 and "." not in fields[0]:  # a step
-            job, number, state, nodes, node_list, code, elapsed, limit, start, allocated, cpu, directory = fields
-            ended = state.split()[0]  # CANCELLED by 1000
-            exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0
-            node_list = "" if node_list == "None assigned" else node_list
-            cpu_seconds = seconds(cpu.partition(".")[0])
-            last = (exit_code, used, seconds(limit), start, directory, _allocated(allocated), cpu_seconds)
-            jobs.append(Job(job, number, ended, "", nodes, node_list, 0, *last))
+        fields = ["" if field in _UNKNOWN else field for field in line.split("|", len(names) - 1)]
+        if len(fields) < len(names) or "." in fields[0]:  # 12.batch is a step
+            continue
+        values = dict(zip(names, fields, strict=True))
+        jobs.append(
+            Job(
+                id=values["JobID"],
+                number=values["JobIDRaw"],
+                state=values["State"].split()[0],  # CANCELLED by 1000
+                nodes=values["NNodes"],
+                node_list=values["NodeList"].replace("None assigned", ""),
+                exit_code=int(values["ExitCode"].partition(":")[0] or 0),
+                seconds=seconds(values["Elapsed"]) or 0,
+                limit=seconds(values["Timelimit"]),
+                start=values["Start"],
+                allocated=_allocated(values["AllocTRES"]),
+                cpu_seconds=seconds(values["TotalCPU"].partition(".")[0]),
+                directory=values["WorkDir"],
+            )
+        )
     return sorted(jobs, key=_order)
 
 
@@ -256,18 +269,29 @@ def parse_tasks(text: str) -> list[int]:
 
 
 def _order(job: Job) -> tuple[int, bool, int]:
+    """Sort key: by number, tasks that wait together after the other tasks of their array."""
     number = job.array or job.number
     return int(number) if number.isdecimal() else 0, "[" in job.id, (job.tasks or [0])[0]
 
 
 def ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """Output of a command of Slurm."""
-    clean = {key: value for key, value in environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}  # they filter
+    """Output of a command of Slurm.
+
+    Raises:
+        ConfigError: there is no such command here.
+        NoAnswer: it fails, or does not answer in time.
+    """
+    # SQUEUE_ and SACCT_ variables set filters and formats.
+    clean = {key: value for key, value in environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}
     clean["SLURM_BITSTR_LEN"] = "0"  # list all tasks of an array that wait together, however many
-    pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=clean, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean,
+            start_new_session=True,
         )
     except OSError as error:
         raise ConfigError(
@@ -293,26 +317,20 @@ _CELL = "*/*/seed*"  # a run below its sweep
 _USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
 
 
-def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
-    """Folders of the runs of a sweep that have a file, sorted by name; a run, whose folders may be links, has none."""
-    cells = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}/{file}")
-    return sorted(path.parent for path in cells)
-
-
 def cells_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name, also of those that ended before they had one.
+    """Folders of the runs in a sweep, in a scaling experiment, or just in a folder, sorted by name; empty for a run.
 
-    Of a folder the runs in it, and of a scaling experiment those of its points.
+    Includes the cells of a sweep that failed before their folder was made.
     """
-    if os.path.lexists(sweep / "config.yaml"):
+    if os.path.lexists(sweep / "config.yaml"):  # a run, whose folders may be a stranger's links
         return []
-    patterns = ("*/config.yaml", "ranks-*/repeat*/config.yaml")
-    begun = {*runs_below(sweep), *(path.parent for pattern in patterns for path in sweep.glob(pattern))}
-    return sorted(begun | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
+    patterns = (f"{_CELL}/config.yaml", "*/config.yaml", "ranks-*/repeat*/config.yaml")
+    runs = {path.parent for pattern in patterns for path in sweep.glob(pattern)}
+    return sorted(runs | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
 
 
 def last_errors(folder: Path) -> list[tuple[str, Path]]:
-    """Errors of the newest job that was submitted for a run or a sweep, each with its log; "" for a log without one."""
+    """Last error in each log of the newest job submitted for a run or a sweep ("" if there is none), and the log."""
     submitted = [*job_file.submissions(folder).values()]
     if not submitted:
         return []
@@ -321,7 +339,7 @@ def last_errors(folder: Path) -> list[tuple[str, Path]]:
 
 
 def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
-    """Folders where jobs may work: the usual ones below where they were submitted, and that of their log's name."""
+    """Folders where jobs may work: usual ones below the directories of submission, and those that logs are named by."""
     for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
         for pattern in _USUAL:
             yield from sorted(path.parent for path in Path(directory).glob(f"{pattern}/jobs.txt"))
@@ -331,39 +349,44 @@ def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
 
 
 def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
-    """The jobs that the jobs.txt of one of the folders names, with their folders: one of several runs for each of them.
+    """The jobs named in the jobs.txt of one of the folders, with that folder; a job of several runs once for each.
 
-    That of a run names the jobs that have started it, also a task of an array; that of a sweep its whole array.
+    The jobs.txt of a run names the jobs (or tasks of an array) that started it, that of a sweep its whole array.
     """
     runs: dict[str, list[Path]] = {}
-    others: dict[str, list[Path]] = {}
+    sweeps: dict[str, list[Path]] = {}
     submissions: dict[str, Submission] = {}
     for folder in {os.path.realpath(folder): folder for folder in folders}.values():
         submissions |= job_file.submissions(folder)
+        by_number = runs if os.path.lexists(folder / "config.yaml") else sweeps
         for number in job_file.read(folder):
-            kind = runs if os.path.lexists(folder / "config.yaml") else others
-            kind.setdefault(number, []).append(folder)
-    places = ((job, runs.get(job.number) or others.get(job.array or job.number, [])) for job in jobs)
-    placed = [replace(job, folder=folder) for job, folders in places for folder in folders]
-    return [_as_submitted(job, submissions.get(job.array or job.number)) for job in placed]
+            by_number.setdefault(number, []).append(folder)
+    result = []
+    for job in jobs:
+        submitted = job.array or job.number
+        for folder in runs.get(job.number) or sweeps.get(submitted, []):
+            result.append(_as_submitted(replace(job, folder=folder), submissions.get(submitted)))
+    return result
 
 
 def _as_submitted(job: Job, submission: Submission | None) -> Job:
-    """The job with what `submit` has noted of it."""
+    """The job with what `submit` recorded about it."""
     if submission is None:
         return job
-    together = len(job.tasks) > bool(job.array)  # tasks that wait together have no log
-    log = None if together else Path(file_name(submission.log, _pattern_values(job.id, job.number)))
+    waits_together = len(job.tasks) > bool(job.array)  # and such tasks have no log
+    log = None if waits_together else Path(file_name(submission.log, _pattern_values(job.id, job.number)))
     return replace(job, log=job.log or log, requeues=submission.requeues, planned_memory=submission.memory)
 
 
 def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, a sweep and its runs, or the points of a scaling experiment.
 
-    With how often they have been restarted. A folder that only holds runs has no jobs: `cancel` of it would end all.
+    Their restarts include those recorded in jobs.txt. A folder that merely holds runs has no jobs: otherwise `cancel`
+    of it would end all of them.
     """
     folder = folder.resolve()
     restarts = job_file.read(folder)
+    cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
     points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
-    placed = located(jobs, [*runs_below(folder, "jobs.txt"), *(path.parent for path in points), folder])
-    return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in placed]
+    in_folder = located(jobs, [*(path.parent for path in [*sorted(cells), *points]), folder])
+    return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in in_folder]

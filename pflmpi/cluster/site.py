@@ -1,4 +1,4 @@
-"""Profiles of a site: what `pflmpi submit` takes where its command line does not say it; see docs/clusters.md."""
+"""Site profiles: defaults for options of `pflmpi submit`; see docs/clusters.md."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ from pflmpi.registry import unknown
 
 
 class Container(BaseModel):
-    """What each rank is started in.
+    """The container that ranks run in.
 
     Attributes:
-        apptainer: an image, as `apptainer exec` takes it; a file beside that of the profile.
-        options: of `apptainer exec`.
+        apptainer: an image for `apptainer exec`; a relative path is relative to the file of the profile.
+        options: options of `apptainer exec`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,7 +28,7 @@ class Container(BaseModel):
 
 
 class Site(BaseModel):
-    """A profile; the first keys are options of `pflmpi submit`."""
+    """A profile: options of `pflmpi submit`, the name that GPUs have in `--gres`, and a container."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,14 +43,15 @@ class Site(BaseModel):
 
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
+    """The file with all profiles."""
     return expanded(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
 
 
 def load(name: str, environ: Mapping[str, str]) -> Site:
-    """The profile of a name, whose files are absolute.
+    """Read a profile; its paths become absolute.
 
     Raises:
-        ConfigError: there is none, or a key or a value of it is wrong.
+        ConfigError: there is no such profile, or a key or value of it is wrong.
     """
     path = profiles_file(environ)
     profiles = yaml_file.read(path)
@@ -62,10 +63,6 @@ def load(name: str, environ: Mapping[str, str]) -> Site:
         raise ConfigError(f"{path}: {error}") from error
     container, folder = site.container, path.absolute().parent
     if container and "://" not in container.apptainer:
-        container = container.model_copy(update={"apptainer": _beside(folder, container.apptainer)})
-    setup = site.setup and _beside(folder, site.setup)
+        container = container.model_copy(update={"apptainer": str(expanded(container.apptainer, folder))})
+    setup = site.setup and str(expanded(site.setup, folder))
     return site.model_copy(update={"setup": setup, "container": container})
-
-
-def _beside(folder: Path, name: str) -> str:
-    return str(expanded(name, folder))

@@ -29,28 +29,28 @@ class RunStatus:
         title: algorithm and data, for display.
         round: the last round in the metrics file; 0 before the first has ended.
         rounds: of the whole run.
-        last: the main measure in the last tested round, mean over clients; None before the first.
-        best: the same in the best round, by validation samples where there are some, and that round.
-        checkpoint: newest round with a checkpoint, not verified; None without any.
+        last: mean over clients of the main measure in the last tested round; None before the first test.
+        best: the main measure in the best round (chosen by validation samples if there are any), and that round.
+        checkpoint: newest round with a checkpoint, not verified; None if there is none.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
-        unseen: as `last`, of the unseen clients; None without any.
-        ranks: that compute it, or did last; None if unknown.
-        early: why it has ended before its last round; "" if it has not.
-        notes: what of this no checkpoint vouches for.
+        unseen: the main measure of the unseen clients in the last tested round; None if there are no such clients.
+        ranks: number of ranks that run it, or ran it last; None if unknown.
+        early: why it stopped before its last round; "" if it did not.
+        notes: which of these values no checkpoint confirms.
         privacy: what `uplink.noise` guarantees its clients.
-        problem: why nothing of this can be shown; "" if it can.
-        measure: the main one.
+        problem: why the run cannot be read; "" if it can.
+        measure: the main measure.
     """
 
-    title: str
-    round: int
-    rounds: int
-    last: float | None
-    best: tuple[float, int] | None
-    checkpoint: int | None
-    per_round: float | None
-    age: float | None
+    title: str = ""
+    round: int = 0
+    rounds: int = 0
+    last: float | None = None
+    best: tuple[float, int] | None = None
+    checkpoint: int | None = None
+    per_round: float | None = None
+    age: float | None = None
     unseen: float | None = None
     ranks: int | None = None
     early: str = ""
@@ -88,7 +88,7 @@ def run_status(run: Path) -> RunStatus | None:
         early = EarlyStop.of(config["training"], lines).why
         tested = measured_rounds(config, lines)
     except CheckpointError as error:
-        return RunStatus("damaged", 0, 0, None, None, None, None, None, problem=str(error))
+        return RunStatus("damaged", problem=str(error))
     except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):  # the last: deleted meanwhile
         return None
     column = tested.measure.column
@@ -112,27 +112,29 @@ def run_status(run: Path) -> RunStatus | None:
 
 
 def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
-    """Seconds per round, from the last rounds but the first of the run; None before the first has ended.
+    """Seconds per round over the last rounds, without the run's first; None before the first has ended.
 
-    The median, because the first round of each process warms up and may take many times as long; of tests and
-    checkpoints, which only some rounds may have, the mean.
+    Training and messages count with their median, because the first round of each process warms up and may take many
+    times as long. Tests and checkpoints, which not every round has, count with their mean.
     """
     recent = lines[1:][-_WINDOW:] or lines[:1]
     if not recent:
         return None
-    sometimes = [_seconds(line, "evaluation") + _seconds(line, "checkpoint") for line in recent]
-    always = [_seconds(line) - more for line, more in zip(recent, sometimes, strict=True)]
-    return median(always) + mean(sometimes)
+    occasional = [_seconds(line, "evaluation_seconds") + _seconds(line, "checkpoint_seconds") for line in recent]
+    regular = [_seconds(line, "seconds") - other for line, other in zip(recent, occasional, strict=True)]
+    return median(regular) + mean(occasional)
 
 
-def _seconds(line: Mapping[str, str | float], of: str = "") -> float:
+def _seconds(line: Mapping[str, str | float], column: str) -> float:
+    """Seconds in a column of metrics.csv; 0 where it is missing or no number."""
     try:
-        return float(line.get(f"{of}_seconds" if of else "seconds", "") or 0.0)
+        return float(line.get(column, "") or 0.0)
     except ValueError:
         return 0.0
 
 
 def headline(job: Job) -> str:
+    """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
     if job.active:
         words.append(f"on {_nodes(job)} ({job.node_list})")
@@ -143,8 +145,7 @@ def headline(job: Job) -> str:
         words += [f"({job.reason})"] if job.reason not in ("", job.state) else []
         words += [f"with exit code {job.exit_code}"] if job.exit_code else []
         words += [f"on {_nodes(job)} ({job.node_list})"] if job.node_list else []
-    restarts = f"{job.restarts} restart{'s' * (job.restarts != 1)}"
-    return f"{' '.join(words)}, {restarts}"
+    return f"{' '.join(words)}, {pluralize(job.restarts, 'restart')}"
 
 
 def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
@@ -183,6 +184,7 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
 
 
 def progress_summary(run: RunStatus | None, job: Job | None) -> str:
+    """Progress of a run, and its speed unless it is done, in one line."""
     if run is None:
         return "not begun"
     if run.problem:
@@ -208,7 +210,7 @@ def clock(seconds: float) -> str:
 def _round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
     if run.ranks is not None:
-        words.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
+        words.append(pluralize(run.ranks, "rank"))
     if run.last is not None and run.best is not None:
         last, best = map(run.measure.text, (run.last, run.best[0]))
         words.append(f"{run.measure.words} {last} (best {best} in round {run.best[1]})")
@@ -235,13 +237,13 @@ def _left(job: Job) -> float | None:
 
 
 def _missing(run: RunStatus, job: Job) -> float:
-    """Seconds that the run needs beyond the job's time limit."""
+    """Seconds that the run needs beyond the job's time limit; negative if it ends in time."""
     left = _left(job)
     return 0.0 if left is None or run.to_end is None else run.to_end - left
 
 
 def _continues(job: Job) -> bool:
-    """Whether a job continues by itself after its time limit: as it was submitted, or because it has before."""
+    """Whether a job will be requeued at its time limit: it was submitted so, or it has restarted before."""
     return job.requeues or job.restarts > 0
 
 
@@ -284,18 +286,21 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """The jobs with an id; of one that Slurm has forgotten the state is "", and the folder that of its jobs.txt."""
+    """The jobs with an id, once for each folder that they work in.
+
+    A job that Slurm has forgotten has the state "", and its folder from a jobs.txt below the current directory.
+    """
     jobs = slurm.find(name, environ)
-    unknown = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
-    placed: dict[str, list[Job]] = {}
-    for job in located(jobs or [unknown], by_working_directory([*jobs, unknown])):
-        placed.setdefault(job.id, []).append(job)
-    if not jobs and not placed:
+    forgotten = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
+    by_id: dict[str, list[Job]] = {}
+    for job in located(jobs or [forgotten], by_working_directory([*jobs, forgotten])):
+        by_id.setdefault(job.id, []).append(job)
+    if not jobs and not by_id:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
             f"the folder of its run still shows its progress: pflmpi status RUN (if that is its name: ./{name})"
         )
-    return [place for job in jobs or [unknown] for place in placed.get(job.id, [job])]
+    return [with_folder for job in jobs or [forgotten] for with_folder in by_id.get(job.id, [job])]
 
 
 def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
@@ -327,7 +332,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
-    """The jobs of a run or a sweep, and why there is none as far as that is known."""
+    """The jobs of a run or a sweep, and a note if there are none or Slurm does not answer."""
     jobs: list[Job] = []
     try:
         queue = slurm.queue(environ)
@@ -337,11 +342,12 @@ def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     except ConfigError:
         return [], ""  # there is no Slurm here
     except slurm.NoAnswer as error:
-        return jobs, error.why  # what else to do is done: a run has been named
+        return jobs, error.why  # without its remedy, to name a run: one has been named
     return jobs, "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
 
 
 def no_run(folder: Path) -> ConfigError:
+    """The error for a folder that is neither a run nor a sweep."""
     return ConfigError(
         f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
         "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
@@ -349,7 +355,7 @@ def no_run(folder: Path) -> ConfigError:
 
 
 def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
-    """A line for each cell, with the error of one that has ended, and for each error of a job that no cell has."""
+    """A line for each cell, with the error that it ended with, and a line for each other error of the sweep's job."""
     shown = set()
     for cell in cells:
         state = run_status(cell)
@@ -363,13 +369,13 @@ def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]])
 
 
 def current(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs without ended ones where a newer job, or a newer array, works in their folder."""
+    """The jobs without ended ones whose folder has a newer job or array."""
     newest = {job.folder: job.array or job.number for job in jobs}
     return [job for job in jobs if job.in_queue or newest[job.folder] == (job.array or job.number)]
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
-    """Lines of each job, with the tasks of an array together, and the runs of a job."""
+    """Lines of each job and its run; the tasks of an array, and the runs of one job, are shown together."""
     arrays: dict[str, list[Job]] = {}
     for job in jobs:
         arrays.setdefault(job.array or job.id, []).append(job)
@@ -399,7 +405,7 @@ def _block(job: Job) -> Iterator[str]:
 
 
 def _point(folder: Path) -> str:
-    """What a point of a scaling experiment has come to; "" for another folder."""
+    """Progress of a point of a scaling experiment; "" for another folder."""
     try:
         repeats = yaml_file.read(folder.parent / "scale.yaml").get("repeats")
     except ConfigError:
@@ -410,38 +416,42 @@ def _point(folder: Path) -> str:
 
 def _used(job: Job) -> str:
     """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
-    nodes, gpus, cores = job.nodes, job.allocated.get("gres/gpu", "0"), job.allocated.get("cpu", "0")
-    by_nodes, by_gpus, by_cores = (job.seconds * int(number) for number in (nodes, gpus, cores))
-    busy = None if job.cpu_seconds is None or not by_cores else job.cpu_seconds / by_cores
-    return f"used: {job_file.hours(by_nodes, by_gpus, by_cores, busy)}"
+    node_seconds = job.seconds * int(job.nodes)
+    gpu_seconds = job.seconds * int(job.allocated.get("gres/gpu", "0"))
+    core_seconds = job.seconds * int(job.allocated.get("cpu", "0"))
+    busy = None if job.cpu_seconds is None or not core_seconds else job.cpu_seconds / core_seconds
+    return f"used: {job_file.hours(node_seconds, gpu_seconds, core_seconds, busy)}"
 
 
 def _error(job: Job) -> str:
-    """The error that ended a job, by the log of its cell, of which it may have several, or its own; "" for none."""
+    """The error that ended a job, from the log of its cell if it is a task of an array, else its own; "" for none."""
     if job.in_queue or job.state == "COMPLETED":
         return ""
-    logs = (Path(f"{job.folder}.log"), job.log) if job.array and job.folder else (job.log,)
-    return next(filter(None, map(last_error, filter(None, logs))), "")
+    if job.array and job.folder and (error := last_error(Path(f"{job.folder}.log"))):
+        return error
+    return last_error(job.log) if job.log else ""
 
 
 def _end(error: str, log: Path) -> Iterator[str]:
+    """Lines with the error that a job ended with, if any, and its log."""
     if error:
         yield f"  ended with: {error}"
     yield f"  log: {log}"
 
 
 def _memory(job: Job, error: str) -> Iterator[str]:
-    """What to do about a job that memory ran out for."""
+    """What to do about a job that ran out of memory."""
     if job.state != "OUT_OF_MEMORY" and not out_of_memory(error):
         return
     limit = f"the job had {job.allocated['mem']} on {_nodes(job)}" if "mem" in job.allocated else "see its --mem"
-    counted_bytes = job.planned_memory
-    planned = f"plan counted {format_bytes(counted_bytes)} for a node" if counted_bytes else "plan counts what it needs"
+    planned = "plan counts what it needs"
+    if job.planned_memory:
+        planned = f"plan counted {format_bytes(job.planned_memory)} for a node"
     yield f"OUT_OF_MEMORY: {limit}; {planned}: submit the same again with more --mem, or on more nodes"
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
-    """A headline and a line per run of each task; tasks that wait together share one."""
+    """A headline, and a line for each run of each task; tasks that wait together share a line."""
     counts: dict[str, int] = {}
     for job in {job.id: job for job in jobs}.values():
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
@@ -458,7 +468,7 @@ def _array(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Jobs and runs in JSON: those of a folder, of a job, or all of this user; raises as the functions for lines."""
+    """Jobs and runs for JSON: of a folder, of a job, or of all this user's jobs; raises as the functions for lines."""
     if isinstance(what, Path):
         jobs, note = jobs_of(what, environ)
         runs = cells_below(what.resolve()) or [what]
@@ -485,7 +495,7 @@ def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, 
 
 
 def _runs_of(jobs: Sequence[Job]) -> list[Path]:
-    """The folders of the runs of jobs; of an array whose runs have not begun that of its sweep is none."""
+    """The folders of the jobs' runs, without those of sweeps: a waiting array has only the folder of its sweep."""
     return [job.folder for job in jobs if job.folder is not None and not cells_below(job.folder)]
 
 
@@ -508,11 +518,11 @@ def _job_object(job: Job) -> dict[str, Any]:
 
 
 def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
-    state, writer = run_status(run) or RunStatus("", 0, 0, None, None, None, None, None), run_lock.owner(run)
+    state, writer = run_status(run) or RunStatus(), run_lock.owner(run)
     running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
-    error, log = ("", None) if state.done or running else next(_errors_of(run), ("", None))
+    error, log = ("", None) if state.done or running else _first_error(run)
     best, best_round = state.best or (None, None)
-    accuracy = (state.last, best, state.unseen) if state.measure == ACCURACY else (None, None, None)
+    is_accuracy = state.measure == ACCURACY
     return {
         "run": run,
         "title": state.title or None,
@@ -525,7 +535,9 @@ def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
         "best": best,
         "best_round": best_round,
         "unseen": state.unseen,
-        **dict(zip(("accuracy_mean", "best_accuracy", "unseen_accuracy_mean"), accuracy, strict=True)),
+        "accuracy_mean": state.last if is_accuracy else None,
+        "best_accuracy": best if is_accuracy else None,
+        "unseen_accuracy_mean": state.unseen if is_accuracy else None,
         "checkpoint": state.checkpoint,
         "seconds_per_round": state.per_round,
         "seconds_since_round": state.age,
@@ -540,9 +552,9 @@ def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def _errors_of(run: Path) -> Iterator[tuple[str, Path]]:
-    """The errors that ended the process or the job of a run, each with its log."""
+def _first_error(run: Path) -> tuple[str, Path | None]:
+    """The error that ended the process or the job of a run ("" if there is none), and its log (None if unknown)."""
     log = Path(f"{run}.log")
     if error := last_error(log):
-        yield error, log
-    yield from last_errors(run)
+        return error, log
+    return next(iter(last_errors(run)), ("", None))

@@ -20,14 +20,15 @@ from pflmpi.store.job_file import Submission
 
 
 def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
+    """The first of the jobs that works in a folder, or waits to."""
     return next((job for job in jobs_in(folder, queued) if job.in_queue), None)
 
 
 def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise if another job works in the folder or will, unless this job depends on another."""
+    """Raise if another job works in the folder or waits to, unless this one has a --dependency."""
     refuse_without_slurm()
-    waits = any(word.startswith(("--dependency", "-d")) for word in others)
-    if not waits and (job := working_in(out, queue(environ))):
+    depends = any(word.startswith(("--dependency", "-d")) for word in others)
+    if not depends and (job := working_in(out, queue(environ))):
         raise ConfigError(
             f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), choose "
             f"another --out, or let this one wait for it (-- --dependency=afterany:{job.array or job.id})"
@@ -43,7 +44,7 @@ def refuse_without_slurm() -> None:
 
 
 def refuse_transport(config: Config, mpi: str) -> None:
-    """Refuse what every rank would refuse when the job starts."""
+    """Raise for a transport that every rank would refuse when the job starts."""
     if config.runtime.transport == "mpi" and mpi == "none":
         raise ConfigError(
             "runtime.transport = 'mpi', but with --mpi none every rank would be alone; give --mpi pmix (Open MPI) or "
@@ -52,45 +53,48 @@ def refuse_transport(config: Config, mpi: str) -> None:
 
 
 def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
-    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
-    done = _sbatch(batch, environ)
-    number = done.stdout.strip().partition(";")[0]
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; return its id."""
+    process = _sbatch(batch, environ)
+    number = process.stdout.strip().partition(";")[0]
     if not number.isdecimal():
-        why = f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
+        why = f"it printed {process.stdout.strip()[:200]!r} instead of the id of a job"
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
-    print(done.stderr, end="", file=sys.stderr)  # its warnings
+    print(process.stderr, end="", file=sys.stderr)  # its warnings
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
-    where = partition_name(effective(batch.options, batch.others), environ)
-    noted = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, where)
-    job_file.append(folder, number, record=noted)
+    partition = partition_name(effective(batch.options, batch.others), environ)
+    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition)
+    job_file.append(folder, number, record=submission)
     return number
 
 
 def partition_name(options: Options, environ: Mapping[str, str]) -> str:
-    """The partition that a job asks for, or several with commas between; "" for the default."""
+    """The partition that a job asks for, or several separated by commas; "" for the default."""
     return options.get("partition") or environ.get("SBATCH_PARTITION", "")
 
 
 def partition(name: str, environ: Mapping[str, str]) -> tuple[float, int]:
-    """The longest time of a job in a partition in seconds, inf without a limit, and the cores of its smallest node.
+    """Time limit of a partition in seconds (inf without a limit), and the cores of its smallest node.
+
+    Without a limit and with 0 cores if Slurm does not know the partition or does not answer.
 
     Args:
-        name: as of `partition_name`; 0 cores and no limit where Slurm does not know it, or does not answer.
+        name: from `partition_name`; of several partitions, the longest limit counts.
     """
     try:
         lines = ask(["sinfo", "--noheader", "--format=%P %l %c"], environ).decode().splitlines()
     except (ConfigError, NoAnswer):
         return inf, 0
-    fields = [line.split() for line in lines if line.count(" ") == 2]
-    asked = [
-        field for field in fields if (field[0].endswith("*") if not name else field[0].rstrip("*") in name.split(","))
-    ]
-    limits = [seconds(limit) or inf for _, limit, _ in asked]
-    return max(limits, default=inf), min((int(cores.rstrip("+")) for *_, cores in asked), default=0)
+    limits, cores = [], []
+    for partition, limit, node_cores in (line.split() for line in lines if line.count(" ") == 2):
+        is_default = partition.endswith("*")
+        if partition.rstrip("*") in name.split(",") if name else is_default:
+            limits.append(seconds(limit) or inf)
+            cores.append(int(node_cores.rstrip("+")))  # 8+ where nodes differ
+    return max(limits, default=inf), min(cores, default=0)
 
 
 def would_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
-    """When and where a job would start, in Slurm's words; nothing is submitted."""
+    """When and where a job would start, in Slurm's words, without submitting it."""
     refuse_without_slurm()
     return _sbatch(batch, environ, "--test-only").stderr.strip().removeprefix("sbatch: ")
 
@@ -99,24 +103,26 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
     """Give a batch script to sbatch; raise `ConfigError` if that refuses it."""
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
     words = ["sbatch", "--parsable", *more, *words_of(batch.options, batch.others)]
-    done = subprocess.run(words, input=script(batch), capture_output=True, text=True, env=outside_job(environ))
-    if done.returncode:
-        raise ConfigError(f"sbatch refused the job: {' '.join(done.stderr.split())}; change the options")
-    return done
+    process = subprocess.run(words, input=script(batch), capture_output=True, text=True, env=outside_job(environ))
+    if process.returncode:
+        raise ConfigError(f"sbatch refused the job: {' '.join(process.stderr.split())}; change the options")
+    return process
 
 
 def make_folders(*folders: Path) -> None:
+    """Make folders with their parents; raise `ConfigError` where that fails."""
     for folder in folders:
         with atomic.refusing(f"the folder {folder}", "choose another one"):
             folder.mkdir(parents=True, exist_ok=True)
 
 
 def log_of(options: Options, number: str) -> str:
-    """The file with the output of a job, or with its errors if they have one; `*` stands for the task of an array."""
+    """The log of a job, with `*` for the task number of an array."""
     return _log(options, number, {"j": number, "a": "*"})
 
 
 def _log(options: Options, number: str, values: Mapping[str, str]) -> str:
-    pattern = options.get("error") or options["output"] or ""  # progress is written with the errors
+    """The file of stderr if it has one of its own, else of stdout; `values` are of letters in its pattern."""
+    pattern = options.get("error") or options["output"] or ""  # progress is written to stderr
     name = (options["job-name"] or "").replace("%", values.get("%", "%"))
     return file_name(pattern, {"A": number, "x": name, "u": getpass.getuser(), **values})

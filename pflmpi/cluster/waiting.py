@@ -11,19 +11,19 @@ from pflmpi.cluster.status import current, jobs_of, named_jobs, no_run, run_stat
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import config_file, events_file, run_lock
 
-_GRACE = 20.0  # seconds after which nobody will start the ranks of a run again
-_PAUSE = 2.0  # seconds between two looks at runs that are waited for
+_GRACE = 20.0  # seconds within which a launcher may start the ranks of a run again
+_PAUSE = 2.0  # seconds between two looks at the runs
 
 
 class Writers:
-    """Which runs are being written, as their locks say: those of another host as long as they are touched."""
+    """Tells which runs are being written, by their locks; the lock of another host counts while it is being touched."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, float] = {}
         self._touched: dict[Path, float] = {}
 
-    def write(self, run: Path) -> bool:
-        """Whether a process writes the run, or has until a moment ago, so that its ranks may be starting again."""
+    def is_writing(self, run: Path) -> bool:
+        """Whether a process writes the run, or did until a moment ago: its ranks may be starting again."""
         owner, now = run_lock.owner(run), time.monotonic()
         if owner is not None:
             with suppress(OSError):
@@ -40,17 +40,17 @@ def is_done(run: Path) -> bool:
 
 
 def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
-    """Wait until jobs, and the processes that write runs, have ended; the exit code of the run.
+    """Wait until jobs, and the processes that write runs, have ended; return the exit code of the run.
 
-    That of a job is Slurm's, that of another process the one in its events (`output.events`), else 3.
+    The code of a job is Slurm's, that of another process the one in its events (`output.events`), or 3 without events.
 
     Args:
-        jobs: their ids.
-        of_sweep: whether these are runs of a sweep: it is 0 if all are done, 75 if all others were stopped, else 1.
+        jobs: ids of the jobs.
+        of_sweep: whether these are runs of a sweep; then 0 if all are done, 75 if all others were stopped, 1 otherwise.
     """
     ended = [job for name in jobs for job in slurm.wait(name, environ)]
     writers = Writers()
-    while not jobs and any([not is_done(run) and writers.write(run) for run in runs]):
+    while not jobs and any([not is_done(run) and writers.is_writing(run) for run in runs]):  # a list: ask all of them
         time.sleep(_PAUSE)
     left = [run for run in runs if not is_done(run)]
     if not left:

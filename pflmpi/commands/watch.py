@@ -71,7 +71,7 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
 
 def _goes_on(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
     """Whether a run is being written, or has not begun yet."""
-    return state is None or (not state.done and not state.problem and writers.write(run))
+    return state is None or (not state.done and not state.problem and writers.is_writing(run))
 
 
 def goes_on(runs: Sequence[Path]) -> Callable[[], bool]:

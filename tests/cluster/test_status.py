@@ -784,8 +784,8 @@ def test_a_lock_of_another_host_that_nobody_touches_is_left_behind(tmp_path, mon
     writers, states = waiting.Writers(), []
     for passed in (0, 59, 2):
         now[0] += passed
-        states.append(writers.write(tmp_path))
+        states.append(writers.is_writing(tmp_path))
     assert states == [True, True, False]
     os.utime(tmp_path / "lock.json", (1, 1))
-    assert writers.write(tmp_path)
+    assert writers.is_writing(tmp_path)
     lock.drop()
