@@ -1,8 +1,8 @@
 """Personalised federated learning on clusters. `import pflmpi` alone imports no torch.
 
-`pflmpi.run(CONFIG, out=FOLDER)` runs a configuration, `pflmpi.submit(CONFIG, ntasks=4)` does so in a Slurm job,
-`pflmpi.Config(...)` makes one; `pflmpi.open_run(FOLDER)` opens a run to read: its configuration, metrics, checkpoints;
-`pflmpi.open_runs("runs/*")` several. Reading needs no torch.
+`pflmpi.Config(...)` makes a configuration, `pflmpi.run(CONFIG, out=FOLDER)` runs it, `pflmpi.submit(CONFIG, ntasks=4)`
+runs it in a Slurm job; `pflmpi.open_run(FOLDER)` opens a run to read its configuration, metrics and checkpoints,
+`pflmpi.open_runs("runs/*")` opens several. Reading needs no torch.
 """
 
 import atexit as _atexit
@@ -19,12 +19,12 @@ _HOMES = {
     "submit": "pflmpi.python.submit",
 }
 
-if "PFLMPI_EXIT_FILE" in _os.environ:  # of a wrapper in launch/, which believes a 0 once rank 0 has come to its end
+if "PFLMPI_EXIT_FILE" in _os.environ:  # a wrapper in launch/ trusts the launcher's 0 only if rank 0 came to its end
     _atexit.register(lambda: __import__("pflmpi.errors", fromlist=["write_end"]).write_end(_os.environ))
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:  # without an import statement: what it needs is imported when it is asked for
+    if name in _HOMES:  # imported when first used
         return getattr(__import__(_HOMES[name], fromlist=[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Command-line arguments that several commands share."""
 
 import argparse
 import shlex
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError, show
 from pflmpi.machine import expanded
 from pflmpi.text import for_shell
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def path(text: str) -> Path:
-    """A path with `~` and `$NAME` expanded; what parsers of commands make of `type=Path`."""
+    """A path with `~` and `$NAME` expanded; parsers of commands use it for `type=Path`."""
     try:
         return expanded(text)
     except ConfigError as error:
@@ -24,21 +24,21 @@ def path(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """A folder that is named; an empty name, as of a variable that is not set, would be the current one."""
+    """A folder; an empty name, as of an unset variable, is refused, because it would be the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a folder is expected, and '' found")
     return path(text)
 
 
 def clients(text: str) -> list[int]:
-    """The ids of clients in a list such as 7,9."""
+    """Client ids in a list such as 7,9."""
     if not all(word.isdecimal() for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
     return [int(word) for word in text.split(",")]
 
 
 def shell_words(option: str, text: str) -> list[str]:
-    """The words of an option's value, as a shell reads them."""
+    """Split the value of an option into words as a shell does."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -68,7 +68,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def check_config(path: Path) -> None:
-    """Raise `ConfigError` for a configuration that can be read only once, by a command whose ranks read it again."""
+    """Raise `ConfigError` for the folder of a run, and for a pipe or device, which not every rank can read."""
     if (path / "config.yaml").is_file():
         resume, config = f"`pflmpi resume {for_shell(path)}`", path / "config.yaml"
         raise ConfigError(f"{path} is the folder of a run; {resume} continues it, and {config} can be run anew")
@@ -90,7 +90,7 @@ def add_round(parser: argparse.ArgumentParser) -> None:
 
 
 def check_least(options: argparse.Namespace, **least: int) -> None:
-    """Raise `ConfigError` for an option that is given and below the least that it may be."""
+    """Raise `ConfigError` for an option that is given and below its minimum."""
     for name, number in least.items():
         if (value := getattr(options, name)) is not None and value < number:
             raise ConfigError(f"--{name} {value}: must be at least {number}")
@@ -102,13 +102,13 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 
 def check_free(path: Path | None, option: str, force: bool) -> None:
-    """Raise `ConfigError` if the file that a command is to write is there already, unless it may be overwritten."""
+    """Raise `ConfigError` if an output file exists, unless `force` allows to overwrite it."""
     if path is not None and path.exists() and not force:
         raise ConfigError(f"{path} is there already; choose another {option}, or overwrite it with --force")
 
 
 def check_output(path: Path | None, option: str, force: bool) -> None:
-    """Raise `ConfigError` if a file cannot be written at the end because its folder is missing, or as `check_free`."""
+    """Raise `ConfigError` if the folder of an output file is missing, or as `check_free`; before any work is done."""
     if path is not None and not path.parent.is_dir():
         missing = f"cannot write {path}: No such file or directory"
         raise ConfigError(f"{missing}; make the folder {path.parent}, or choose another {option}")
@@ -116,7 +116,7 @@ def check_output(path: Path | None, option: str, force: bool) -> None:
 
 
 def checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":
-    """The checkpoint that is asked for; raises as `Run.round` and `check_newest` do."""
+    """The checkpoint that the options of `add_round` choose; raises as `Run.round` and `check_newest` do."""
     if options.round is not None:
         return opened.round(options.round)
     newest, problems = opened.newest()
@@ -125,14 +125,14 @@ def checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":
 
 
 def check_newest(run: Path, round: int, problems: Sequence[str], allow_older: bool) -> None:
-    """Raise `CheckpointError` if a round is not the newest of a run, or say so on stderr where that is allowed.
+    """Raise `CheckpointError` if newer checkpoints than a round are damaged, or warn on stderr with `allow_older`.
 
     Args:
-        problems: of newer rounds.
+        round: the newest good checkpoint.
+        problems: of newer checkpoints, newest first.
     """
     if not problems:
         return
-    from pflmpi.errors import CheckpointError, show
     from pflmpi.store.names import rounds
 
     more = f" (and {len(problems) - 1} more: `pflmpi inspect {for_shell(run)} --verify`)" if len(problems) > 1 else ""
@@ -145,7 +145,7 @@ def check_newest(run: Path, round: int, problems: Sequence[str], allow_older: bo
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the number of ranks, and how much they show."""
+    """Add the options of a command that runs an experiment on ranks."""
     parser.add_argument(
         "--ranks",
         type=int,
@@ -159,14 +159,14 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start all ranks again from the newest checkpoint when one was killed, up to N times (default: 0)",
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
-    # For `pflmpi.run`: errors and rounds as lines of files, and a stop after the round when it closes our stdin.
+    display = parser.add_mutually_exclusive_group()
+    display.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    display.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
+    # For `pflmpi.run`: files for errors and rounds, one line each, and a stop after the round when it closes our stdin.
     parser.add_argument("--error-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rounds-file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stop-at-eof", action="store_true", help=argparse.SUPPRESS)
-    # For the ranks that this command starts: the folder of the run that it has told the user.
+    # For the ranks that this command starts: the folder of the run, of which it has told the user.
     parser.add_argument("--announced", type=Path, help=argparse.SUPPRESS)
 
 
@@ -191,7 +191,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
 
 
 def add_failed_cells(parser: argparse.ArgumentParser) -> None:
-    """Add what to do with cells of a table that were started and are not done."""
+    """Add the options for cells of a table that were started and are not done."""
     parser.add_argument(
         "--failed", action="store_true", help="only cells that were started, and are neither done nor running"
     )
@@ -200,7 +200,7 @@ def add_failed_cells(parser: argparse.ArgumentParser) -> None:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Registers --to, the end of an extrapolation."""
+    """Add --to, the number of ranks to extrapolate to."""
     parser.add_argument(
         "--to",
         type=int,
@@ -210,17 +210,17 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def words_of_overrides(options: argparse.Namespace) -> list[str]:
-    """The words that give another command the same overrides."""
+    """Arguments that give another command the same overrides."""
     return [word for text in options.overrides for word in ("-s", text)]
 
 
 def words_of_changed_code(options: argparse.Namespace) -> list[str]:
-    """The words that allow another command the same."""
+    """Arguments that give another command the same --changed-code."""
     return ["--changed-code"] if options.changed_code else []
 
 
 def words_of_cells(table: Path, out: Path | None, options: argparse.Namespace) -> list[str]:
-    """The words that give another command the same cells of a table, with the same overrides.
+    """Arguments that give another command the same cells of a table, with the same overrides.
 
     Args:
         out: folder of the runs; None for the default.

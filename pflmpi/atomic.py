@@ -11,7 +11,7 @@ from pflmpi.errors import ConfigError
 
 TEMPORARY = ".tmp"  # suffix of a file that is being written
 
-# Some network file systems cannot flush directories; there the rename has to suffice.
+# Errors of network file systems that cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 
 _REMEDIES = {
@@ -62,7 +62,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def write_at(descriptor: int, content: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all of `content` at a position of a file; other threads can compute meanwhile."""
+    """Write all of `content` at a position of a file; releases the GIL."""
     rest = memoryview(content)
     while rest:  # one call writes at most 2 GiB, and less when interrupted
         written = os.pwrite(descriptor, rest, position)
@@ -83,7 +83,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def refusing(what: object, otherwise: str) -> Iterator[None]:
-    """Turn an `OSError` of writing something into a `ConfigError` that says what to do, `otherwise` among it."""
+    """Turn an `OSError` of writing `what` into a `ConfigError` with a remedy, or else the advice in `otherwise`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The command line: one parser made of all commands, and the one place where errors become exit codes."""
+"""The command line: the parser of all commands, and where errors become exit codes."""
 
 import argparse
 import logging
@@ -18,9 +18,9 @@ from pflmpi.commands.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable
 
-# Each is a file in `commands`: the first line of its docstring is the help, the commands in it are examples,
-# `add_arguments` says what it takes, `run` does it and returns the exit code. What is slow to import, such as torch, is
-# imported in `run`: `--help` is quick.
+# A command is a file in `commands`. The first line of its docstring is its help, the commands in the docstring are its
+# examples, `add_arguments` adds its arguments, and `run` returns its exit code. Slow imports, such as torch, are in
+# `run`, so that `--help` is quick.
 _GROUPS = {
     "run": ("examples", "docs", "list", "data", "run", "resume", "fork", "contribution", "prune", "sweep", "search"),
     "look": ("inspect", "watch", "compare", "bisect", "report", "table", "export", "evaluate", "probe"),
@@ -36,7 +36,7 @@ _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
 
 class _Help(argparse.HelpFormatter):
-    """Help whose examples stay as they are, and in which no option is cut at a hyphen."""
+    """Help that does not wrap examples, and breaks no option at a hyphen."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -50,14 +50,14 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Printable(logging.Formatter):
-    """Messages as they may be shown; see `text.printable`."""
+    """Escapes control characters in messages; see `text.printable`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """Parser of the command line; with a name, of that command alone."""
+    """Make the parser of the command line; given the name of a command, with that command alone."""
     names = [name for names in _GROUPS.values() for name in names]
     modules = {name: import_module(f"pflmpi.commands.{name}") for name in ([command] if command in names else names)}
     summaries = {name: _summary(module) for name, module in modules.items()}
@@ -83,13 +83,13 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 
 def _summary(module: ModuleType) -> str:
-    """The first line of its docstring, as help has it."""
+    """The first line of the docstring in the form of argparse's help: lower case, without a full stop."""
     line = (module.__doc__ or module.__name__).splitlines()[0].rstrip(".")
     return line[0].lower() + line[1:]
 
 
 def _examples(module: ModuleType) -> str:
-    """The commands in its docstring, as help has them."""
+    """The commands in the docstring as examples of the help."""
     lines = [f"  {line}" for line in (module.__doc__ or "").splitlines() if line.startswith("pflmpi ")]
     return "\n".join(["examples:" if len(lines) > 1 else "example:", *lines])
 
@@ -115,14 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if low := limits.too_few_files():
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
-        whole = parser(*words[:1])
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; later `runtime.threads` sets the number
+        command_line = parser(*words[:1])
     except (UserError, OSError, RuntimeError, MemoryError) as caught:
-        show(error := explained(caught), "--debug" in words)
-        return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
+        error = explained(caught)
+        show(error, "--debug" in words)
+        return _exit_code(error)
     if "_ARGCOMPLETE" in os.environ:
-        complete(whole)
-    options = _parse(whole, words)
+        complete(command_line)
+    options = _parse(command_line, words)
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Printable("pflmpi: %(message)s"))
@@ -136,25 +137,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as caught:
-        error = _of_user(caught, options.command)
+        error = _explain(caught, options.command)
         show(error, options.debug, file=getattr(options, "error_file", None))
-        return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
+        return _exit_code(error)
     return code
 
 
+def _exit_code(error: Exception) -> int:
+    return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
+
+
 def _parse(top: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The parsed words, with those themselves, and those that are for sbatch or unknown to the command."""
+    """Parse the command line, with three fields more: all `words`, those after -- for `sbatch`, and `unknown` ones."""
     end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
-    options, others = top.parse_known_args(words[:end])
-    options.words, options.unknown, options.sbatch = words, others, words[end + 1 :]  # what follows -- is for sbatch
-    to_slurm = options.command == "submit" or getattr(options, "submit", False)
-    if others and not to_slurm:
-        top.error(f"unrecognized arguments: {' '.join(others)}")
+    options, unknown = top.parse_known_args(words[:end])
+    options.words, options.unknown, options.sbatch = words, unknown, words[end + 1 :]
+    submits = options.command == "submit" or getattr(options, "submit", False)
+    if unknown and not submits:  # `refuse_unknown` explains those that may be meant for sbatch
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
 
 
 def _check(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for an argument that can be no text and no name of a file."""
+    """Raise `ConfigError` for an argument that cannot be text or a file name."""
     for word in words:
         try:
             word.encode()
@@ -164,12 +169,12 @@ def _check(words: Sequence[str]) -> None:
             raise ConfigError(f"the argument {word!a} holds a zero byte; leave that out")
 
 
-def _of_user(error: Exception, command: str) -> Exception:
-    """An error that says what the user can do, where there is something; others as they are."""
+def _explain(error: Exception, command: str) -> Exception:
+    """Turn an error that the user can do something about into one that says so; return others unchanged."""
     if isinstance(error, ModuleNotFoundError) and error.name in _MAY_BE_MISSING:
-        what = f"{command} needs {error.name}, which is not installed"
-        return UserError(f"{what}; report, inspect and export do without torch")
+        problem = f"{command} needs {error.name}, which is not installed"
+        return UserError(f"{problem}; report, inspect and export do without torch")
     if isinstance(error, MemoryError):
-        what = f"{command} needs more memory than this process may have ({first_line(error)})"
-        return RunError(f"{what}; allow it more (ulimit -v, --mem of a job), or give it less to do")
+        problem = f"{command} needs more memory than this process may have ({first_line(error)})"
+        return RunError(f"{problem}; allow it more (ulimit -v, --mem of a job), or give it less to do")
     return explained(error)

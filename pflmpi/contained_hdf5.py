@@ -1,7 +1,7 @@
-"""HDF5 files of strangers: nothing is read that is not stored in the file itself.
+"""Checks of untrusted HDF5 files: all data must be stored in the file itself.
 
-HDF5 follows external links, external storage and virtual datasets to any file, also to a FIFO, and shows fill values
-for what was declared and never stored.
+HDF5 follows external links, external storage and virtual datasets to any file, even a FIFO, and returns fill values for
+data that was declared and never stored.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Any
 
 import h5py as _h5py
 
-h5py: Any = _h5py  # which has no type annotations
+h5py: Any = _h5py  # it has no type annotations
 
-_UNWRITTEN = 1 << 26  # bytes of an array that may be declared and not stored, such as zeros
-_INFLATION = 1032  # the most that deflate makes of a byte
+_UNWRITTEN = 1 << 26  # bytes that an array may declare beyond those stored, such as fill values
+_INFLATION = 1032  # highest compression ratio of deflate
 _FILTERS = {getattr(h5py.h5z, f"FILTER_{name}") for name in ("SHUFFLE", "FLETCHER32", "DEFLATE", "LZF", "SZIP")}
 
 
 def refuse_external_links(file: Any) -> None:
     """Raise `ValueError` for an open file with a link to another file."""
 
-    def external(path: bytes, link: Any) -> str | None:  # a value ends the visit; an error would be one of h5py's own
+    def external(path: bytes, link: Any) -> str | None:  # returning a value ends the visit
         return None if link.type in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT) else path.decode(errors="replace")
 
     if (path := file.id.links.visit(external, info=True)) is not None:
@@ -29,24 +29,23 @@ def refuse_external_links(file: Any) -> None:
 
 
 def refuse_unstored(dataset: Any) -> None:
-    """Raise `ValueError` unless the values of a dataset are in its file; before that not even its shape is known."""
-    if is_virtual(dataset) or dataset.id.get_create_plist().get_external_count():
+    """Raise `ValueError` unless the values of a dataset are stored in its file; call it before trusting its shape."""
+    creation = dataset.id.get_create_plist()
+    if is_virtual(dataset) or creation.get_external_count():
         raise ValueError(f"{dataset.name} in it lies in another file, which is not followed")
-    creation, size, there = dataset.id.get_create_plist(), dataset.nbytes, dataset.id.get_storage_size()
     filters = [creation.get_filter(number)[0] for number in range(creation.get_nfilters())]
     if not _FILTERS.issuperset(filters) or len({*filters}) < len(filters):
         raise ValueError(f"{dataset.name} in it is packed by the filters {filters}; write it with gzip, or unpacked")
-    length = os.stat(dataset.file.filename).st_size
+    stored_bytes = min(dataset.id.get_storage_size(), os.stat(dataset.file.filename).st_size)
     if creation.get_layout() == h5py.h5d.CHUNKED:
-        packed = _INFLATION if filters else 1
-        pieces = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
-        there, length = min(pieces, there * packed), length * packed
-    if size > min(there, length) + _UNWRITTEN:
-        raise ValueError(f"{dataset.name} in it declares {size} bytes, and stores {min(there, length)}")
+        chunk_bytes = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
+        stored_bytes = min(chunk_bytes, stored_bytes * (_INFLATION if filters else 1))
+    if dataset.nbytes > stored_bytes + _UNWRITTEN:
+        raise ValueError(f"{dataset.name} in it declares {dataset.nbytes} bytes, and stores {stored_bytes}")
 
 
 def refuse_other_sources(dataset: Any, source: "re.Pattern[str]") -> None:
-    """Raise `ValueError` for a virtual dataset with a source of another name."""
+    """Raise `ValueError` for a virtual dataset with a source file whose name does not match."""
     creation = dataset.id.get_create_plist()
     for number in range(creation.get_virtual_count() if is_virtual(dataset) else 0):
         if not source.fullmatch(name := creation.get_virtual_filename(number)):
@@ -54,5 +53,5 @@ def refuse_other_sources(dataset: Any, source: "re.Pattern[str]") -> None:
 
 
 def is_virtual(dataset: Any) -> bool:
-    """Whether a dataset shows values that lie elsewhere."""
+    """Whether a dataset is virtual: its values are in other datasets."""
     return bool(dataset.id.get_create_plist().get_layout() == h5py.h5d.VIRTUAL)

@@ -1,6 +1,6 @@
-"""A signal that asks for a stop before the run has begun: nothing is lost, and the same command can be started again.
+"""Signals that ask for a stop before the run has begun: the process ends, and the same command can be started again.
 
-Only the standard library is imported here, because this comes before everything that takes seconds.
+Imports only the standard library, because this runs before the imports that take seconds.
 """
 
 import contextlib
@@ -12,27 +12,27 @@ from collections.abc import Mapping
 from pflmpi.errors import Stopped, launched_rank, write_exit_code
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# In a rank SIGTERM means that another rank has failed: a launcher of ours forwards these as real-time signals.
+# To a rank SIGTERM means that another rank failed, so our launcher forwards its own SIGTERM and SIGHUP in disguise.
 FORWARDED: dict[int, int] = {
     signal.SIGTERM: signal.SIGRTMIN + 1,
     signal.SIGHUP: signal.SIGRTMIN + 2,
     signal.SIGUSR1: signal.SIGUSR1,
     signal.SIGUSR2: signal.SIGUSR2,
 }
-LAUNCHER_ENDED = signal.SIGRTMIN + 3  # what a rank receives when the process that started it has ended
+LAUNCHER_ENDED = signal.SIGRTMIN + 3  # sent to a rank when the process that started it has ended
 
 _begun = threading.Event()
 
 
 def asking() -> list[int]:
-    """The signals that ask this process for a stop; not SIGHUP where it is ignored, as under nohup."""
+    """The signals by which this process is asked to stop; without SIGHUP where it is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     own = [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
     return [*own, *(number for number in FORWARDED.values() if number not in SIGNALS), LAUNCHER_ENDED]
 
 
 def described(number: int) -> str:
-    """What a signal that asks for a stop says.
+    """Describe a signal that asks for a stop.
 
     >>> described(signal.SIGTERM), described(FORWARDED[signal.SIGTERM])
     ('SIGTERM came', 'SIGTERM came')
@@ -44,12 +44,12 @@ def described(number: int) -> str:
 
 
 def watch(environ: Mapping[str, str]) -> None:
-    """End this process with the code of `Stopped` at a signal, until `begun` is called.
+    """End this process with the exit code of `Stopped` at a signal, until `begun` is called.
 
-    A thread does it: the main one imports torch or waits for other ranks inside a library, where Python runs no
-    handlers. To a rank of a launcher SIGTERM says that another rank has failed, and is left to the system.
+    A thread does so, because the main thread imports torch or waits for other ranks inside a library, where Python runs
+    no signal handlers. To a rank of a launcher SIGTERM means that another rank failed; it keeps its default action.
     """
-    _begun.clear()  # it may be set in the process that this one is a fork of
+    _begun.clear()  # a fork inherits it
     rank = launched_rank(environ)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -63,7 +63,7 @@ def watch(environ: Mapping[str, str]) -> None:
             if received[0] in watched and not _begun.is_set():
                 if rank in (None, "0"):
                     os.write(2, f"pflmpi: {described(received[0])} before the run had begun; start it again\n".encode())
-                with contextlib.suppress(OSError):  # the process ends also where the file cannot be written
+                with contextlib.suppress(OSError):  # end the process even if the file cannot be written
                     write_exit_code(environ, Stopped.exit_code)
                 os._exit(Stopped.exit_code)
 
@@ -71,5 +71,5 @@ def watch(environ: Mapping[str, str]) -> None:
 
 
 def begun() -> None:
-    """Leave signals to the handlers that were installed since; after these, signals are ignored."""
+    """Stop watching: from now on, signals are left to the handlers installed since."""
     _begun.set()

@@ -72,37 +72,32 @@ def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | 
     """Print an error on the terminal, with its traceback if `debug` is set; or append it to a file for `recorded`."""
     if debug:
         traceback.print_exception(error)
-    text = (
-        str(error)
-        if isinstance(error, PflmpiError)
-        else f"internal error: {short_repr(error, 300)}; --debug shows where"
-    )
+    is_expected = isinstance(error, PflmpiError)
     where = f"rank {rank}: " if rank else ""
     if file is not None:
-        if not isinstance(error, PflmpiError):
-            text = "".join(traceback.format_exception(error))
+        text = str(error) if is_expected else "".join(traceback.format_exception(error))
         with open(file, "a") as lines:
             lines.write(json.dumps({"kind": kind_of(error), "text": where + text}) + "\n")
         return
+    text = str(error) if is_expected else f"internal error: {short_repr(error, 300)}; --debug shows where"
     line = f"pflmpi: {where}{printable(text)}\n".encode(errors="backslashreplace")
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        os.write(2, line)  # one write: lines of several ranks do not mix
+    with contextlib.suppress(OSError):  # stderr is closed, or a pipe that nobody reads
+        os.write(2, line)  # one call, so that lines of several ranks do not mix
 
 
 def recorded(file: Path) -> PflmpiError | None:
-    """The first error that `show` has appended to a file, of the class that it had; None without any."""
-    for line in file.read_text().splitlines() if file.exists() else ():
-        return of_kind(**json.loads(line))
-    return None
+    """Read the first error that `show` appended to a file; None if there is none."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return of_kind(**json.loads(lines[0])) if lines else None
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of the nearest class of the tree above."""
+    """Name of the class of an error in the tree above, or of its nearest base class there."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), RunError.__name__)
 
 
 def of_kind(kind: str, text: str) -> PflmpiError:
-    """An error of the class that `kind_of` named."""
+    """Make an error of the class that `kind_of` named."""
     error: PflmpiError = globals()[kind](text)
     return error
 
@@ -111,20 +106,20 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID
 
 
 def launched_rank(environ: Mapping[str, str]) -> str | None:
-    """The rank that a launcher has given to this process; None if none has started it."""
+    """The rank of this process by its launcher's environment variables; None without a launcher."""
     return next((environ[name] for name in _RANKS if name in environ), None)
 
 
 def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
-    """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
+    """Write the exit code of the ranks to PFLMPI_EXIT_FILE for the wrappers in launch/; launchers may return another.
 
-    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. The wrappers in
-    launch/ restart ranks by it, and believe no launcher's 0 without it. A rank that a signal has ended before the run
-    began has left 75, which "lost" does not overwrite.
+    Rank 0 writes "lost" while the ranks run, so that the file says so after a rank was killed or lost. The wrappers
+    then restart the ranks, and trust an exit code 0 of the launcher only if the file confirms it. "lost" does not
+    overwrite the 75 of a rank that a signal stopped before the run began.
     """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path and code == "lost":
-        with open(path, "a+") as file:  # where another rank replaces the file meanwhile, the replaced one is written
+        with open(path, "a+") as file:  # if another rank replaces the file meanwhile, this writes to the old one
             file.seek(0)
             if file.read().strip() != str(Stopped.exit_code):
                 file.truncate(0)
@@ -135,7 +130,7 @@ def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""])
 
 
 def _replace(path: Path, temporary: Path, text: str) -> None:
-    """Write a file that several ranks may write at once, by way of a temporary one of this rank."""
+    """Replace a file that several ranks may write at once, through a temporary file of this rank."""
     try:
         temporary.write_text(text)
         temporary.replace(path)
@@ -145,7 +140,7 @@ def _replace(path: Path, temporary: Path, text: str) -> None:
 
 
 def write_end(environ: Mapping[str, str]) -> None:
-    """Leave "ended" where rank 0 has come to the end of its process and has left no exit code, as of a script."""
+    """Write "ended" to PFLMPI_EXIT_FILE if rank 0 exits without having written a code, as the rank of a script does."""
     with contextlib.suppress(OSError):
         path = Path(environ["PFLMPI_EXIT_FILE"])
         if launched_rank(environ) in (None, "0") and not path.read_text().strip():
@@ -153,14 +148,14 @@ def write_end(environ: Mapping[str, str]) -> None:
 
 
 def exit_code_before(environ: Mapping[str, str]) -> int | None:
-    """The exit code that ranks have left before a launcher started them again; None where one was lost."""
+    """The exit code of the ranks before a launcher restarted them; None if a rank was lost."""
     path = environ.get("PFLMPI_EXIT_FILE")
     text = Path(path).read_text().strip() if path and Path(path).exists() else ""
     return int(text) if text.isdecimal() else None
 
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
-    """An error of that kind for a limit of the system, and for a file that it refuses; others as they are."""
+    """Turn an error about a limit of the system, or about a file, into one of class `kind`; return others unchanged."""
     text = None if isinstance(error, PflmpiError) else limits.problem(error)
     if text is None and isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible"

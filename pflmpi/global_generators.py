@@ -1,4 +1,4 @@
-"""The global generators of Python, NumPy and torch, from which only code from outside draws."""
+"""The global random generators of Python, NumPy and torch; only code from outside the package draws from them."""
 
 import random
 import threading
@@ -8,26 +8,26 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-_LOCK = threading.RLock()  # ranks that are threads share them
+_LOCK = threading.RLock()  # ranks that are threads share the generators
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let what is drawn inside follow from `seed` alone; afterwards they go on as if nothing had been drawn."""
+    """Seed the global generators inside the block, and restore their states after it."""
     with _LOCK, torch.random.fork_rng(devices=[]):
-        before = random.getstate(), np.random.get_state()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         torch.manual_seed(seed % 2**63)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:
             yield
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def states(on_gpu: bool) -> tuple[object, ...]:
-    """Their states, to see whether something has been drawn; that of the GPU too, if there is one in use."""
+    """The states of the generators, to detect draws; includes the GPU's if one is in use."""
     with _LOCK:
         numpy_state = np.random.get_state(legacy=False)["state"]
         return (

@@ -1,4 +1,4 @@
-"""Limits of the system that end a process, and what raises them."""
+"""Resource limits of the system: which one an error comes from, and how to raise it."""
 
 import errno
 import re
@@ -6,9 +6,9 @@ import resource
 
 from pflmpi.text import pluralize
 
-_OTHER_FILES = 64  # that a rank opens besides its connections to the other ranks
-_ADDRESS_SPACE = 4  # GB that PyTorch's libraries and a small run take
-_ADDRESSES_TO_DRAW = 80 << 30  # bytes; vl-convert 1.9 was seen to take 68 GB with this process
+_OTHER_FILES = 64  # files that a rank opens besides its connections to other ranks
+_ADDRESS_SPACE = 4  # GB of addresses for PyTorch's libraries and a small run
+_ADDRESSES_TO_DRAW = 80 << 30  # bytes; this process was seen to reserve 68 GB with vl-convert 1.9
 
 _NO_MEMORY = re.compile(
     r"failed to map segment|annot allocate memory|an't allocate memory|not enough memory|std::bad_alloc"
@@ -19,7 +19,7 @@ _NO_FILES = re.compile(r"Too many open files")
 
 
 def problem(error: BaseException) -> str | None:
-    """Which limit an error of the system or of a library comes from, and what to do; None for other errors.
+    """Name the limit that an error of the system or of a library comes from, and the remedy; None for other errors.
 
     >>> problem(ValueError("no number"))
     """
@@ -44,7 +44,7 @@ def problem(error: BaseException) -> str | None:
 
 
 def too_few_files(ranks: int = 1) -> str | None:
-    """Why so many ranks have too few open files; the soft limit is raised as far as needed and allowed."""
+    """Raise the soft limit of open files as far as the ranks need; returns the problem if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OTHER_FILES + 2 * ranks
     if 0 <= soft < needed and hard != soft:
@@ -57,7 +57,7 @@ def too_few_files(ranks: int = 1) -> str | None:
 
 
 def too_few_addresses_to_draw() -> str | None:
-    """Why figures cannot be drawn; the JavaScript engine of vl-convert would end the process without an error."""
+    """The problem if the address space is too small to draw figures, where vl-convert would end without an error."""
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     if soft == resource.RLIM_INFINITY or soft >= _ADDRESSES_TO_DRAW:
         return None
@@ -68,6 +68,7 @@ def too_few_addresses_to_draw() -> str | None:
 
 
 def _out_of_memory() -> str:
+    """Error text for a lack of memory, with the limits that may have caused it."""
     limits = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}
     low = [f"`ulimit {name}` allows {_soft(limit, 10)} kB" for name, limit in limits.items() if _soft(limit) != "any"]
     if not low:
@@ -79,5 +80,6 @@ def _out_of_memory() -> str:
 
 
 def _soft(limit: int, shift: int = 0) -> str:
+    """A soft limit as text, in units of 2**shift; "any" if it is unlimited."""
     soft = resource.getrlimit(limit)[0]
     return "any" if soft == resource.RLIM_INFINITY else str(soft >> shift)

@@ -1,4 +1,4 @@
-"""This machine and what of it this process may use: cores, memory, temporary space, processor, GPU; its processes."""
+"""This machine: the cores, memory and GPUs that this process may use; processor, paths and processes."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,8 +17,8 @@ from pflmpi.text import first_line
 if TYPE_CHECKING:
     import torch
 
-# Memory controllers of control groups: version 1 calls them "memory", version 2 has no name for them. For each: where
-# the groups are, the files with limit and use, and the line of memory.stat with what the kernel gives back on demand.
+# Memory controllers of cgroups: "memory" in version 1, "" in version 2. For each: the mount, the files with limit and
+# use, and the line of memory.stat with the page cache that the kernel can reclaim.
 _CONTROLLERS = {
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -33,7 +33,7 @@ class Space(NamedTuple):
     free: int
 
 
-SLICE = "MIG-"  # how the ids of slices of a GPU begin
+SLICE = "MIG-"  # prefix of the ids of MIG slices
 GPU_REMEDY = "see with nvidia-smi or rocm-smi whether it is free and its driver fits, or set runtime.device = 'cpu'"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _NO_GPU = ("", "-1", "NoDevFiles")  # values of these that hide all GPUs
@@ -42,27 +42,26 @@ _NO_GPU = ("", "-1", "NoDevFiles")  # values of these that hide all GPUs
 class Gpu(NamedTuple):
     """A GPU, or a slice of one, as a process sees it."""
 
-    uuid: str  # the same for every process that sees it
+    uuid: str  # the same in every process
     model: str
     memory: int  # bytes
 
 
 def cores() -> tuple[int, ...]:
-    """Numbers of the cores that this process may use, ascending."""
+    """Ids of the cores that this process may use, ascending."""
     return tuple(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def num_cores(environ: Mapping[str, str]) -> int:
-    """Number of cores that this process may use: those it is bound to, or fewer that Slurm gives it without binding."""
-    given = (environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"))
-    return min([len(cores()), *(int(number) for number in given if number.isdecimal() and int(number))])
+    """Number of cores that this process may use: those it is bound to, or fewer if Slurm allocated fewer."""
+    allocated = (environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"))
+    return min([len(cores()), *(int(number) for number in allocated if number.isdecimal() and int(number))])
 
 
 def memory(root: Path = Path("/")) -> Space:
-    """Memory that this process may use: the host's, or its control group's where that has less.
+    """Memory that this process may use: the host's, or less if its cgroup has less, as under Slurm or in a container.
 
-    Slurm with `--mem`, and containers, confine a process to a control group. Where the system does not say what is
-    free, all of it is taken to be.
+    Where the system does not tell what is free, all of it counts as free.
 
     Args:
         root: where /proc and /sys are.
@@ -86,7 +85,7 @@ def memory(root: Path = Path("/")) -> Space:
 
 
 def own_memory(name: str) -> int:
-    """Bytes of this process in a line of /proc/self/status, such as VmHWM, the most it ever had; 0 without one."""
+    """Bytes in a line of /proc/self/status, such as VmHWM, the peak resident memory; 0 if there is no such line."""
     try:
         with open("/proc/self/status", "rb", buffering=0) as file:
             match = re.search(rb"^%s:\s+(\d+) kB$" % name.encode(), file.read(), re.MULTILINE)
@@ -96,31 +95,31 @@ def own_memory(name: str) -> int:
 
 
 def expanded(path: str | os.PathLike[str], folder: Path = Path()) -> Path:
-    """The path with `~` and `$NAME` expanded as by a shell, below a folder where it is relative.
+    """Expand `~` and `$NAME` in a path as a shell does; a relative path is relative to `folder`.
 
-    A name that exists as it stands is taken as it is. Raises `ConfigError` for a variable or user that is unknown.
+    A path that exists literally is not expanded. Raises `ConfigError` for an unknown variable or user.
     """
-    place = Path(folder, path)
-    if any(("$" in part.name or part.name[:1] == "~") and os.path.lexists(part) for part in (place, *place.parents)):
-        return place
+    literal = Path(folder, path)
+    if any(("$" in p.name or p.name[:1] == "~") and os.path.lexists(p) for p in (literal, *literal.parents)):
+        return literal
     text = os.path.expandvars(path)
     if unset := _VARIABLE.search(text):
         name = unset.group().strip("${}")
         raise ConfigError(f"{os.fspath(path)}: the variable {name} is not set; set it, or write the path out")
     try:
         return Path(folder, Path(text).expanduser())
-    except RuntimeError as error:  # ~NAME of nobody
+    except RuntimeError as error:  # ~NAME of an unknown user
         raise ConfigError(f"{text}: {error}") from error
 
 
 def nearest_existing(folder: Path, exists: Callable[[Path], bool] = os.path.exists) -> Path:
-    """The absolute folder, or its nearest parent that exists; with `os.path.lexists` a link to nothing does."""
+    """The absolute folder, or its nearest parent that exists; `os.path.lexists` counts dangling links as existing."""
     folder = folder.absolute()
-    return next(place for place in (folder, *folder.parents) if exists(place))
+    return next(parent for parent in (folder, *folder.parents) if exists(parent))
 
 
 def private_folder(named: str | None = None) -> Path:
-    """The folder for caches, made with mode 0700: `pflmpi-UID` among those for temporary files, unless one is named.
+    """Make the folder for caches with mode 0700: the one named, or `pflmpi-UID` in the folder for temporary files.
 
     Raises:
         ConfigError: it is a link, another user's, or others can write to it.
@@ -147,10 +146,10 @@ def processor() -> str:
 
 
 def gpus(visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that torch shows this process, in its order; asking starts the driver.
+    """The GPUs that torch shows this process, in torch's order; this initialises the driver.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES, which alone names a slice of a GPU (MIG).
+        visible: CUDA_VISIBLE_DEVICES; torch does not tell the id of a MIG slice.
 
     Raises:
         RunError: the driver fails.
@@ -159,29 +158,36 @@ def gpus(visible: str | None) -> tuple[Gpu, ...]:
 
     if not torch.cuda.is_available():
         return ()
+    slices = [name.strip() for name in (visible or "").split(",") if name.strip().startswith(SLICE)]
+    result = []
     try:
-        return tuple(_gpus(visible))
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            uuid = slices[number] if number < len(slices) else str(properties.uuid)
+            result.append(Gpu(uuid, properties.name, int(properties.total_memory)))
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
         raise RunError(f"a GPU cannot be used ({first_line(error)}); {GPU_REMEDY}") from error
+    return tuple(result)
 
 
 def requested_gpus(environ: Mapping[str, str]) -> str:
-    """The variable by which a user or Slurm has given this process GPUs, with its value; "" if none has.
+    """The environment variable by which a user or Slurm assigns GPUs to this process, with its value; "" for none.
 
     >>> requested_gpus({"SLURM_STEP_GPUS": "0,1"})
     "SLURM_STEP_GPUS = '0,1'"
     """
     name = next((name for name in _VISIBLE if name in environ), None)
-    if name is not None:  # it counts alone: Slurm's variables are of the job, a step of which may have no GPU
+    if name is not None:  # only this counts: Slurm's variables are of the job, a step of which may have no GPU
         return "" if environ[name] in _NO_GPU else f"{name} = {environ[name]!r}"
     # Not SLURM_JOB_GPUS: `--exclusive` sets it on a node with GPUs, and the steps of the job have none.
-    none = {"SLURM_STEP_GPUS": "", "SLURM_GPUS_ON_NODE": "0"}  # the last one is a count
-    given = (name for name in none if environ.get(name, "") not in ("", none[name]))
-    return next((f"{name} = {environ[name]!r}" for name in given), "")
+    if ids := environ.get("SLURM_STEP_GPUS", ""):
+        return f"SLURM_STEP_GPUS = {ids!r}"
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return f"SLURM_GPUS_ON_NODE = {count!r}" if count not in ("", "0") else ""
 
 
 def gpu_platform() -> tuple[str, str]:
-    """What torch computes on GPUs with ("CUDA 13.0", or "HIP 6.4" for AMD's; "" without), and what connects them."""
+    """Torch's GPU platform ("CUDA 13.0", or "HIP 6.4" for AMD; "" without), and its collective library."""
     import torch
 
     if torch.version.hip:
@@ -196,31 +202,21 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
-def _gpus(visible: str | None) -> Iterator[Gpu]:
-    import torch
-
-    slices = [name.strip() for name in (visible or "").split(",") if name.strip().startswith(SLICE)]
-    for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        uuid = slices[number] if number < len(slices) else str(about.uuid)
-        yield Gpu(uuid, about.name, int(about.total_memory))
-
-
 def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, int]:
-    """Limit of a control group, and how much of it is in use for good; 1 << 63 and 0 without a limit."""
+    """Limit of a cgroup, and its use without reclaimable page cache, in bytes; 1 << 63 and 0 without a limit."""
     try:
-        files = (folder / "memory.stat").read_text().split()
-        spare = int(dict(zip(files[::2], files[1::2], strict=True)).get(reclaimable, 0))
-        return int((folder / limit).read_text()), max(int((folder / used).read_text()) - spare, 0)
+        words = (folder / "memory.stat").read_text().split()
+        cache_bytes = int(dict(zip(words[::2], words[1::2], strict=True)).get(reclaimable, 0))
+        return int((folder / limit).read_text()), max(int((folder / used).read_text()) - cache_bytes, 0)
     except (OSError, ValueError):  # the text for no limit is "max"
         return 1 << 63, 0
 
 
-@cache  # `plan` has a peer for each of thousands of ranks
+@cache  # `plan` calls it for each of thousands of ranks
 def system() -> str:
-    """Boot and process namespace of this process, within which numbers of processes mean something; "" if unknown.
+    """Boot id and process namespace, within which process ids are comparable; "" if unknown.
 
-    Containers of one node may have one host name, and a namespace of processes each.
+    The host name does not suffice: containers of a node may share it, and have a process namespace each.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -229,12 +225,12 @@ def system() -> str:
         return ""
 
 
-_UNKNOWN = -1  # start of a process where the system does not tell
+_UNKNOWN = -1  # start of a process where there is no /proc
 _ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 
 
 def start_of(process: int) -> int:
-    """Start of a process of this host in clock ticks after the boot; 0 once it has ended, -1 where that is unknown."""
+    """Start of a process of this host in clock ticks after the boot; 0 once it has ended, -1 if unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -243,7 +239,7 @@ def start_of(process: int) -> int:
 
 
 def has_ended(process: int, started: int | None = None) -> bool:
-    """Whether a process of this host has ended: none has its number, or one that `started` at another time."""
+    """Whether a process of this host has ended, also if its id now belongs to one that `started` at another time."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

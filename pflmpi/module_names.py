@@ -1,4 +1,4 @@
-"""Names that a model's arrays have in an ordinary torch module; needs no torch."""
+"""Names of a model's arrays in an ordinary torch module; needs no torch."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ _PARTS = ("body/", "head/", "stats/")
 
 
 def module_names(paths: Iterable[str], head: str | None = None) -> dict[str, str]:
-    """Path -> name in a module.
+    """Map the paths of arrays to names in a module.
 
-    A model's body and statistics have no prefix; its head is "head", and in a residual network, as in torchvision, "fc"
-    ("fc.2" after a hidden layer); `head` gives another name. Arrays outside a model keep their path, with dots.
+    Body and statistics have no prefix. The head is called `head` if that is given; otherwise "fc" in a residual network
+    as in torchvision ("fc.2" after a hidden layer), and "head" in others. Other arrays keep their path, with dots.
 
     >>> module_names(["body/fc1/weight", "head/bias", "means"])
     {'body/fc1/weight': 'fc1.weight', 'head/bias': 'head.bias', 'means': 'means'}

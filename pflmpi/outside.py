@@ -17,7 +17,7 @@ from types import ModuleType
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.machine import expanded
 
-_MARK = "__pflmpi_outside__"  # a global of every module that was loaded from outside: the reference that named it
+_MARK = "__pflmpi_outside__"  # a global of every module loaded from outside: the reference that named it
 
 
 def is_from_outside(kind: type) -> bool:
@@ -35,22 +35,25 @@ def is_reference(name: str) -> bool:
 
 
 def located(name: str, folder: Path) -> str:
-    """A name in which a relative file is made absolute, taken as below `folder`; any other name is unchanged.
+    """Make the file of a reference absolute, relative to `folder`; any other name is returned unchanged.
 
     >>> located("./mine.py:FedMine", Path("/home/me")), located("mine:FedMine", Path("/home/me"))
     ('/home/me/mine.py:FedMine', 'mine:FedMine')
     """
-    file, (place, _) = _file(name), _split(name)
-    return name if file is None else os.path.abspath(expanded(file, folder)) + name.removeprefix(place)
+    place, _ = _split(name)
+    if not place.endswith(".py"):
+        return name
+    return os.path.abspath(expanded(place, folder)) + name.removeprefix(place)
 
 
 def load(reference: str) -> object:
-    """The class or function of a reference; its module is executed.
+    """Load the class or function of a reference; its module is executed.
 
     Raises:
         ConfigError: it cannot be found or imported; names file, line and reason.
     """
-    file, place, name = _file(reference), *_split(reference)
+    place, name = _split(reference)
+    file = Path(place) if place.endswith(".py") else None
     if not name:
         raise ConfigError(f"{reference} names no class; write {reference}:CLASS; {_names_in(file)}")
     module = _import_file(file, reference) if file is not None else _import_module(place, reference)
@@ -61,15 +64,15 @@ def load(reference: str) -> object:
 
 
 def code_hash(reference: str) -> str:
-    """SHA-256 (hex) over the file of a reference and the files beside it that it imports; a file is not executed.
+    """SHA-256 (hex) over the file of a reference and what it imports from its folder or package; executes no file."""
+    place, _ = _split(reference)
+    if not place.endswith(".py"):
+        return _module_hash(place)
+    file = Path(place)
+    return _digest(file, file.parent, file.parent)
 
-    Beside it is what lies in the folder of a file, or in the package of a module.
-    """
-    file, (place, _) = _file(reference), _split(reference)
-    return _module_hash(place) if file is None else _digest(file, file.parent, file.parent)
 
-
-@cache  # a large package takes seconds, and what is imported does not change any more
+@cache  # a large package takes seconds, and an imported module no longer changes
 def _module_hash(place: str) -> str:
     spec = find_spec(place)
     if spec is None or spec.origin is None:
@@ -80,15 +83,15 @@ def _module_hash(place: str) -> str:
 
 
 def cause(error: BaseException) -> str | None:
-    """Where in code from outside an error was raised, and what it says; None if it passed through no such code."""
+    """Location in code from outside, class and text of an error; None if it passed through no such code."""
     where = place(error)
     return f"{where}: {type(error).__name__}: {error}" if where else None
 
 
 def place(error: BaseException) -> str | None:
-    """The last line of code from outside that an error went through, with its file and function.
+    """File, line and function of the innermost frame of code from outside; None if there is none.
 
-    What has no file, such as the methods that @dataclass writes, is not a place to look at.
+    Frames without a file, such as the methods that @dataclass writes, do not count.
     """
     location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -121,13 +124,8 @@ def _split(reference: str) -> tuple[str, str]:
     return (place, name) if colon else (reference, "")
 
 
-def _file(reference: str) -> Path | None:
-    place, _ = _split(reference)
-    return Path(place) if place.endswith(".py") else None
-
-
 def _import_file(file: Path, reference: str) -> ModuleType:
-    """The module of a file; executed once for each content that it has had."""
+    """Import a file as a module; it is executed once for each version of its content."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -144,7 +142,7 @@ def _import_file(file: Path, reference: str) -> ModuleType:
     module = module_from_spec(spec)
     module.__dict__[_MARK] = reference
     if (folder := str(file.parent)) not in sys.path:
-        sys.path.append(folder)  # what lies beside it can be imported, and hides nothing that is installed
+        sys.path.append(folder)  # last, so that files beside it hide nothing that is installed
     sys.modules[name] = module  # dataclasses look up their module
     try:
         with _importing(str(file), file):
@@ -174,6 +172,7 @@ def _import_module(place: str, reference: str) -> ModuleType:
 
 @contextmanager
 def _importing(what: str, file: Path | None = None) -> Iterator[None]:
+    """Turn an error of an import into a `ConfigError` that names file, line and reason."""
     try:
         yield
     except PflmpiError:
@@ -187,18 +186,18 @@ def _importing(what: str, file: Path | None = None) -> Iterator[None]:
 
 
 def _as_module(file: Path) -> str:
-    """How to name a class of a file that belongs to a package."""
+    """Advice on naming a class in a file that belongs to a package."""
     folder, names = file.parent, [file.stem]
     while not names[1:] or (folder / "__init__.py").is_file():
         folder, names = folder.parent, [folder.name, *names]
     return f"; it belongs to a package: put {folder} on PYTHONPATH, and write {'.'.join(names)}:CLASS"
 
 
-_PARSER = Lock()  # Python 3.11 counts the depth of a tree for all threads together, and finds it wrong
+_PARSER = Lock()  # `ast.parse` of Python 3.11 fails in concurrent threads: they share a recursion counter
 
 
 def _names_in(file: Path | None) -> str:
-    """The classes and functions of a file, for an error."""
+    """The classes and functions of a file, for an error message."""
     names = []
     if file is not None and (tree := _parsed(file)) is not None:
         names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
@@ -239,7 +238,7 @@ def _parsed(file: Path) -> ast.Module | None:
 
 
 def _imported(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
-    """Where the modules of an import statement would lie, with the packages that they are in."""
+    """Paths that the modules of an import statement would have, and those of the packages around them."""
     if isinstance(node, ast.Import):
         modules = [(root, alias.name) for alias in node.names]
     elif isinstance(node, ast.ImportFrom):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: str, known: list[str], near: int = 1) -> str:
-    """Error text for an unknown name, with the nearest known ones, at most `near`."""
+    """Error text for an unknown name, with at most `near` similar known ones."""
     nearest = difflib.get_close_matches(name[:100], known, n=near)
     hint = f"; did you mean {', '.join(map(repr, nearest))}?" if nearest else ";"
     return f"unknown {kind} {short_repr(name)}{hint} known: {', '.join(sorted(known))}"
@@ -32,9 +32,9 @@ class Registry(Mapping[str, T]):
     Args:
         kind: what the objects are, for errors.
         objects: the package's own.
-        group: of the entry points by which installed packages add theirs; "" for none.
-        accept: the object for one that was found outside the package, or a `ConfigError` that says what was expected.
-        section: of a configuration, where a file takes the place of a name as its `path`; "" for none.
+        group: entry points by which installed packages add theirs; "" for none.
+        accept: checks an object from outside and returns the one to register; raises `ConfigError` if it is wrong.
+        section: section of the configuration in which a file can be given as `path` instead; "" for none.
 
     >>> Registry("fruit", {"apple": 1})["aple"]
     Traceback (most recent call last):
@@ -55,24 +55,24 @@ class Registry(Mapping[str, T]):
 
     @cached_property
     def installed(self) -> dict[str, EntryPoint]:
-        """What installed packages add, by name.
+        """Entry points of installed packages, by name.
 
         Raises:
-            ConfigError: a name is taken twice.
+            ConfigError: a name is registered twice.
         """
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self._group) if self._group else ():
-            taken = points.get(point.name)
-            if point.name in self._objects or (taken and taken.value != point.value):
+            other = points.get(point.name)
+            if point.name in self._objects or (other and other.value != point.value):
                 raise ConfigError(
-                    f"{self.kind} {point.name!r} is registered twice: by {_owner(taken)} and by {_owner(point)} "
+                    f"{self.kind} {point.name!r} is registered twice: by {_owner(other)} and by {_owner(point)} "
                     f"({point.value}); uninstall one of them, or rename it there"
                 )
             points[point.name] = point
         return points
 
     def reference(self, name: str) -> str | None:
-        """`module:Class` or `file.py:Class` of a name; None for the package's own, and for an unknown one."""
+        """`module:Class` or `file.py:Class` of a name; None for the package's own names, and for unknown ones."""
         if name in self._objects:
             return None
         if name in self.installed:
@@ -80,7 +80,7 @@ class Registry(Mapping[str, T]):
         return name if outside.is_reference(name) else None
 
     def name_of(self, value: object) -> str:
-        """The name by which an object was asked for."""
+        """The name by which an object was looked up."""
         return next(name for name, registered in {**self._objects, **self._loaded}.items() if registered is value)
 
     def __getitem__(self, name: str) -> T:
@@ -111,10 +111,10 @@ def _owner(point: EntryPoint | None) -> str:
 
 
 def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Callable[[object], Any]:
-    """What accepts a class with the methods of `base`, and the class attributes that are needed besides.
+    """Make an `accept` for subclasses of `base` that have the class attributes `needed`.
 
-    The methods that it defines must take the arguments that `base` gives them; those named in `of_client` may take
-    `client` as one more, which is how they say that they depend on it.
+    Their methods must take the arguments that `base` declares; those named in `of_client` may take `client` as well, by
+    which they say that they depend on it.
     """
 
     def accept(cls: object) -> type:
@@ -141,7 +141,7 @@ def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Calla
 
 
 def function(*arguments: str, returns: str) -> Callable[[object], Any]:
-    """What accepts a function with just these arguments; an error says what it `returns`."""
+    """Make an `accept` for functions with exactly these arguments; its error says what they must return."""
 
     def accept(value: object) -> Any:
         if not inspect.isfunction(value) or [*inspect.signature(value).parameters] != [*arguments]:
@@ -175,6 +175,7 @@ def _is_field(kind: type, name: str) -> bool:
 
 
 def _described(base: type, name: str) -> str:
+    """Signature and summary of a member of a class, or how to write it as a class attribute."""
     member = inspect.getattr_static(base, name, None)
     arguments = f"{inspect.signature(member)}" if inspect.isfunction(member) else ""
     about = (inspect.getdoc(member) or "").partition("\n")[0] if arguments or isinstance(member, property) else ""

@@ -1,7 +1,7 @@
-"""Files of a run, which may be a stranger's: regular files, no links, no more than a limit of them.
+"""Reads files of a run from an unknown source: regular files only, through no links, and of limited size.
 
-A FIFO would wait for ever, `/dev/zero` never end, and a link lead out of the run. The folder of the run itself may be
-reached by a link, those in it may not.
+A FIFO would block for ever, `/dev/zero` never end, and a link may lead out of the run. The folder of the run itself may
+be reached by a link, but not those inside it.
 """
 
 import errno
@@ -10,42 +10,42 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_TEXT = 1 << 28  # bytes of a text file; metrics.csv of a million rounds has as many
-_HOLES = 1 << 30  # bytes that a file system may keep without storing them, and
-_PACKED = 1 << 10  # times as many as it stores: some compress what they store
-_WITHIN = ("shards",)  # folders of a run
+MOST_TEXT = 1 << 28  # bytes of a text file; metrics.csv has as many after a million rounds
+# A file may be longer than its stored blocks: it may have holes, and some file systems compress.
+_HOLES = 1 << 30  # bytes
+_COMPRESSION = 1 << 10
+_SHARDS = "shards"  # the only folder in a run
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def not_through_a_link(name: str, flags: int) -> int:
-    """Opener of a file that is written, which must not lie where a link leads."""
+    """An `opener` for `open` that follows no link at the path itself."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check(path: Path) -> int:
-    """Length of a file of a run, in bytes.
+    """Check a file of a run, and return its length in bytes.
 
     Raises:
-        OSError: it is missing, no regular file, reached by a link within the run, or hardly any of it is stored.
+        OSError: it is missing, not a regular file, reached by a link within the run, or nearly all of it is a hole.
     """
     check_folder(path.parent)
     return _length(path, os.lstat(path))
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `OSError` for a folder in a run that is a link, through which files elsewhere would be read or written."""
-    if folder.name in _WITHIN and folder.is_symlink():
+    """Raise `OSError` if a folder in a run is a link: files elsewhere would be read or written."""
+    if folder.name == _SHARDS and folder.is_symlink():
         raise _refusal(folder, "it is a link, which may lead out of the run; put the folder itself there")
 
 
 def check_folders(run: Path) -> None:
-    """Check all folders in a run, before anything is written in it; raises as `check_folder`."""
-    for name in _WITHIN:
-        check_folder(run / name)
+    """Check the folder in a run, before anything is written in it; raises as `check_folder`."""
+    check_folder(run / _SHARDS)
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file of a run, opened for reading; raises as `check`."""
+    """Open a file of a run for reading; raises as `check`."""
     check_folder(path.parent)
     try:
         descriptor = os.open(path, _OPEN)
@@ -62,13 +62,13 @@ def opened(path: Path) -> BinaryIO:
 
 
 def read(path: Path, most: int = MOST_TEXT) -> bytes:
-    """All bytes of a file of a run; raises as `check`, and for more than a number of them."""
+    """Read a file of a run; raises as `check`, and if it has more than `most` bytes."""
     with opened(path) as file:
         return read_some(file, path, most)
 
 
 def read_some(file: BinaryIO, path: Path, most: int) -> bytes:
-    """The rest of an open file, which may be a pipe; raises `OSError` for more than a number of bytes."""
+    """Read the rest of an open file, which may be a pipe; raises `OSError` if that is more than `most` bytes."""
     content = bytearray()
     while part := file.read(min(1 << 20, most + 1 - len(content))):
         content += part
@@ -78,15 +78,16 @@ def read_some(file: BinaryIO, path: Path, most: int) -> bytes:
 
 
 def _length(path: Path, status: os.stat_result) -> int:
+    """Length of a file in bytes; raises as `check`."""
     if stat.S_ISLNK(status.st_mode):
         raise _refusal(path, "it is a link, which may lead out of the run; put the file itself there")
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory, and no regular file", str(path))
     if not stat.S_ISREG(status.st_mode):
         raise _refusal(path, "it is no regular file")
-    stored = 512 * status.st_blocks
-    if status.st_size > _HOLES + _PACKED * stored:
-        raise _refusal(path, f"it is {status.st_size} bytes long, of which {stored} are stored")
+    stored_bytes = 512 * status.st_blocks
+    if status.st_size > _HOLES + _COMPRESSION * stored_bytes:
+        raise _refusal(path, f"it is {status.st_size} bytes long, of which {stored_bytes} are stored")
     return status.st_size
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-_AT_ONCE = 4  # numbers of 64 bits that Philox makes of one value of its counter
+_AT_ONCE = 4  # 64-bit numbers that Philox generates for each value of its counter
 
 
 def stream(seed: int, round: int, client: int, purpose: str, skipped: int = 0) -> np.random.Generator:
-    """Generator for one purpose, client and round, after so many numbers of `random`.
+    """Generator for one purpose, client and round, advanced by `skipped` numbers of `random`.
 
     The stream is counter-based (Philox) and depends only on its arguments: not on the rank, the order of calls, or the
-    number of draws made elsewhere. Use `client=-1` for what concerns all clients.
+    number of draws made elsewhere. Use `client=-1` for draws that concern all clients.
 
     >>> int(stream(0, 3, 7, "batches").integers(1000)) == int(stream(0, 3, 7, "batches").integers(1000))
     True
@@ -26,7 +26,7 @@ def stream(seed: int, round: int, client: int, purpose: str, skipped: int = 0) -
 
 
 def streams(seed: int, round: int, clients: Iterable[int], purpose: str) -> Iterator[np.random.Generator]:
-    """The `stream` of each client in turn, for very many of them: one generator, which the next step sets anew.
+    """Yield the `stream` of each client, fast for very many: it is one generator, which the next step resets.
 
     >>> [int(rng.integers(1000)) for rng in streams(0, 3, [7, 8], "batches")] == [
     ...     int(stream(0, 3, client, "batches").integers(1000)) for client in (7, 8)

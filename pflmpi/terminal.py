@@ -1,4 +1,4 @@
-"""Terminal output: consoles without markup, and standard streams that survive a closed pipe."""
+"""Terminal output: consoles without markup, JSON, and standard streams that survive a closed pipe."""
 
 import errno
 import io
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_ANY_WIDTH = 1 << 16  # columns; a table takes what it needs
+_UNLIMITED_WIDTH = 1 << 16  # columns; a table takes what it needs
 
 
 def console(**settings: Any) -> "Console":
-    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`.
+    """A rich console without markup and emoji, because file names may look like them; see `text.printable`.
 
-    Where no terminal and no COLUMNS says how long lines are, they have any length: a script reads whole paths.
+    Without a terminal and without COLUMNS lines have any length, so that scripts read whole paths.
     """
-    from rich.console import Console  # here: `--help` does without
+    from rich.console import Console  # here: `--help` does not need it
 
     class Printing(Console):
         def render_str(self, text: str, **options: Any) -> Any:
             return super().render_str(printable(text), **options)
 
     terminal = Printing(markup=False, emoji=False, **settings)
-    if not terminal.stderr:  # rich would take the width of any terminal that it finds, or 80, or 0 and print nothing
-        terminal.width = shutil.get_terminal_size((_ANY_WIDTH, 0)).columns
+    if not terminal.stderr:  # rich would take the width of any of the three streams, 80, or 0 and print nothing
+        terminal.width = shutil.get_terminal_size((_UNLIMITED_WIDTH, 0)).columns
     elif terminal.width == 0:
         terminal.width = shutil.get_terminal_size().columns
     return terminal
 
 
 class _Stream(io.FileIO):
-    """A standard stream that drops what cannot be written, as after `| head`."""
+    """A standard stream that drops output that cannot be written, as after `| head`."""
 
     failure: OSError | None = None
 
@@ -65,7 +65,7 @@ def outlive_readers() -> None:
         stream = io.TextIOWrapper(
             io.BufferedWriter(_Stream(number, "w", closefd=False)),
             encoding=getattr(before, "encoding", "utf-8"),
-            errors="backslashreplace",  # of a terminal without ±, of names that are no text
+            errors="backslashreplace",  # for terminals without ±, and file names that are not UTF-8
             line_buffering=getattr(before, "line_buffering", True) or number == 2,
             write_through=getattr(before, "write_through", False),
         )
@@ -78,7 +78,7 @@ def print_json(content: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: NaN and infinities are null, NumPy's values plain ones, paths and names strings."""
+    """Convert to the types of JSON: NaN and infinities are null, NumPy's values numbers and lists, paths strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_surely(text: str) -> None:
-    """Prints what must not be lost: on stderr too if stdout could not be written."""
+    """Prints text that must not be lost: on stderr too if stdout cannot be written."""
     text = printable(text)
     print(text, flush=True)
     if _failure() is not None:
@@ -99,13 +99,13 @@ def print_surely(text: str) -> None:
 
 
 def output_problem() -> str | None:
-    """Why output was lost; None if none was, or if the reader closed the pipe."""
+    """Why output was lost; None if it was not, or if the reader closed the pipe."""
     sys.stdout.flush()
     failure = _failure()
     return None if failure is None or failure.errno == errno.EPIPE else failure.strerror
 
 
 def _failure() -> OSError | None:
-    """The first error in writing stdout; None without any, or where `outlive_readers` was not called."""
+    """The first error in writing stdout; None if there was none, or `outlive_readers` was not called."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.failure if isinstance(raw, _Stream) else None

@@ -1,4 +1,4 @@
-"""Values as text: numbers, ranks, bytes, names, errors."""
+"""Formats numbers, ranks, bytes, names and errors as text."""
 
 import csv
 import io
@@ -7,28 +7,28 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 
-# Not tabs and ends of lines; those that change the direction of what follows too.
+# All control characters but tabs and line ends, and those that change the direction of text.
 _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_ranges(numbers: Collection[int]) -> str:
-    """Numbers in ascending order, consecutive ones as a range.
+    """Format numbers in ascending order, consecutive ones as a range.
 
     >>> format_ranges([7, 1, 2, 3]), format_ranges([0])
     ('1-3, 7', '0')
     """
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            ranges.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in ranges)
 
 
 def format_ranks(numbers: Collection[int]) -> str:
-    """Ranks by number.
+    """Format ranks by number.
 
     >>> format_ranks([3]), format_ranks([0, 1])
     ('rank 3', 'ranks 0-1')
@@ -37,7 +37,7 @@ def format_ranks(numbers: Collection[int]) -> str:
 
 
 def format_decimal(value: float, places: int) -> str:
-    """A value with so many decimals; a small one, such as an error of small numbers, with as many digits.
+    """Format a value with that many decimals, or a very small one with as many significant digits.
 
     >>> format_decimal(0.5, 4), format_decimal(0.0000123456, 4)
     ('0.5000', '1.235e-05')
@@ -46,7 +46,7 @@ def format_decimal(value: float, places: int) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """A number with its noun, singular or plural.
+    """Format a number with its noun, singular or plural.
 
     >>> pluralize(1, "rank"), pluralize(3, "core")
     ('1 rank', '3 cores')
@@ -55,7 +55,7 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in a suitable unit.
+    """Format bytes in a suitable unit.
 
     >>> format_bytes(700), format_bytes(582026 * 4), format_bytes(3 << 29), format_bytes(80 << 30)
     ('700 B', '2.22 MiB', '1.5 GiB', '80 GiB')
@@ -77,7 +77,7 @@ def scaled_bytes(largest: float) -> tuple[float, str]:
 
 
 def join_truncated(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
-    """Joined names; of many the first, and how many more there are.
+    """Join names; of many, join the first and say how many more there are.
 
     >>> join_truncated(["a", "b"]), join_truncated(["a", "b", "c"], most=2)
     ('a, b', 'a, b and 1 more')
@@ -87,7 +87,7 @@ def join_truncated(names: Collection[str], most: int = 4, separator: str = ", ")
 
 
 def format_numbers(values: Sequence[float], most: int = 4) -> str:
-    """Numbers, the first few of many.
+    """Format numbers; of many, only the first few.
 
     >>> format_numbers([0.13066, 0.5]), format_numbers(range(784))
     ('0.1307 0.5', '0 1 2 3 ... (784 of them)')
@@ -97,7 +97,7 @@ def format_numbers(values: Sequence[float], most: int = 4) -> str:
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    """First line of an error's text, cut where it is long, or its class where it has none.
+    """First line of an error's text, or its class if it has none; truncated if it is long.
 
     >>> first_line(ValueError("no number\\nat all")), first_line(KeyError()), first_line(ValueError("x" * 999), most=3)
     ('no number', 'KeyError', 'xxx... (999 characters)')
@@ -107,7 +107,7 @@ def first_line(error: BaseException, most: int = 300) -> str:
 
 
 def short_repr(value: object, most: int = 120) -> str:
-    """A value as Python writes it, on one line, cut where it is long.
+    """The repr of a value, truncated if it is long.
 
     >>> short_repr("fast"), short_repr(list(range(99)), most=20)
     ("'fast'", '[0, 1, 2, 3, 4, 5, 6... (386 characters)')
@@ -117,7 +117,7 @@ def short_repr(value: object, most: int = 120) -> str:
 
 
 def short_name(name: str) -> str:
-    """The class name of a reference to code outside the package; other names as they are.
+    """The class name of a reference to code outside the package; other names are returned unchanged.
 
     >>> short_name("./mine.py:FedMine"), short_name("fedavg")
     ('FedMine', 'fedavg')
@@ -126,7 +126,7 @@ def short_name(name: str) -> str:
 
 
 def for_shell(path: object) -> str:
-    """A path quoted for a command that is shown.
+    """Quote a path for a shell command that is shown.
 
     >>> for_shell("runs/1"), for_shell("my runs/1")
     ('runs/1', "'my runs/1'")
@@ -135,7 +135,7 @@ def for_shell(path: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Text for a terminal: names read from files may hold what would move its cursor, or rename its window.
+    """Escape control characters for a terminal; names from files may contain some that move its cursor.
 
     >>> printable("body\x1b[31m"), printable("two\\nlines, Zürich")
     ('body\\\\x1b[31m', 'two\\nlines, Zürich')
@@ -144,7 +144,7 @@ def printable(text: object) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Text for a cell of a CSV file that no spreadsheet takes for a formula; numbers stay as they are.
+    """Escape text for a CSV cell so that no spreadsheet takes it for a formula; numbers stay as they are.
 
     >>> spreadsheet_safe("-0.03"), spreadsheet_safe("=1+2"), spreadsheet_safe("-x")
     ('-0.03', "'=1+2", "'-x")
@@ -159,7 +159,7 @@ def spreadsheet_safe(text: str) -> str:
 
 
 def format_csv(lines: Iterable[Sequence[str | int | float]]) -> str:
-    """Lines as CSV; unknown values are empty.
+    """Format lines as CSV; NaN becomes empty.
 
     >>> format_csv([("name", "accuracy"), ("=a", 0.25), ("b", math.nan)])
     "name,accuracy\\n'=a,0.25\\nb,\\n"

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from pflmpi.errors import UserError
 
-_OLDEST = "2.10"  # torch, as in setup.cfg; here, as whatever computes imports this file
+_OLDEST = "2.10"  # torch, as in setup.cfg; checked here, because everything that computes imports this file
 if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for part in _OLDEST.split(".")]:
     cure = f"pflmpi needs {_OLDEST} or newer: pip install 'torch>={_OLDEST}'"
     raise UserError(f"torch {torch.__version__} is too old, {cure}")
 
-from pflmpi.vmap_lanes import in_lane  # noqa: E402 (an old torch may lack what it imports)
+from pflmpi.vmap_lanes import in_lane  # noqa: E402 (an old torch may lack its imports)
 
 Tree = dict[str, Union[Tensor, "Tree"]]
 
-ALIGNED = 256  # bytes: where CUDA begins memory; its kernels choose by alignment
+ALIGNED = 256  # bytes: alignment of CUDA's allocations, by which kernels are chosen
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -88,7 +88,7 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 
 
 def mix(function: Callable[..., Tensor], own: Tree, *others: Tree) -> Tree:
-    """`map` over floating leaves; the others, such as counters and indices, have no values between: `own` keeps its.
+    """`map` over floating-point leaves; other leaves, such as counters, cannot be averaged and stay those of `own`.
 
     >>> mix(lambda mine, theirs: mine + theirs, {"n": torch.tensor(1)}, {"n": torch.tensor(9)})
     {'n': tensor(1)}
@@ -145,32 +145,32 @@ def differences(tree: Tree, other: Tree) -> list[str]:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """Tree on a device: the leaves that are elsewhere travel in one copy, those already there are not copied."""
+    """Tree on a device: leaves on another device are sent in one copy, the others are not copied."""
     moving = [leaf for _, leaf in leaves(tree) if leaf.device.type != device.type]
     if not moving:
         return tree
-    # Each leaf begins where memory of its own would, so that kernels choose as they do for that.
+    # Each leaf is aligned as an allocation of its own would be, so that the same kernels are chosen.
     ends = [*itertools.accumulate(-(-leaf.nbytes // ALIGNED) * ALIGNED for leaf in moving)]
     packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     for start, leaf in zip([0, *ends], moving, strict=False):
         _cut(packed, start, leaf).copy_(leaf)
-    there = packed.to(device, non_blocking=True)
-    arrived = (_cut(there, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False))
-    return map(lambda leaf: leaf if leaf.device.type == device.type else next(arrived), tree)
+    on_device = packed.to(device, non_blocking=True)
+    moved = (_cut(on_device, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False))
+    return map(lambda leaf: leaf if leaf.device.type == device.type else next(moved), tree)
 
 
 def to_host(tree: Tree, copy: Callable[[Tensor], Tensor] = Tensor.cpu) -> Tree:
-    """Tree detached, contiguous and in host memory; the leaves of a device travel in one copy, made by `copy`."""
-    # Those of wide numbers first, so that each begins at a multiple of its width.
+    """Tree detached, contiguous and in host memory; leaves on a device are fetched in one copy, made by `copy`."""
+    # Wide dtypes first, so that each leaf begins at a multiple of its element size.
     moving = sorted((leaf for _, leaf in leaves(tree) if not leaf.is_cpu), key=lambda leaf: -leaf.element_size())
     if not moving:
         return map(lambda leaf: leaf.detach().contiguous(), tree)
     packed = copy(torch.cat([leaf.detach().reshape(-1).view(torch.uint8) for leaf in moving]))
     ends = [*itertools.accumulate(leaf.nbytes for leaf in moving)]
-    arrived = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
-    return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else arrived[id(leaf)], tree)
+    on_host = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
+    return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else on_host[id(leaf)], tree)
 
 
 def _cut(packed: Tensor, start: int, like: Tensor) -> Tensor:
-    """The part of packed bytes that begins there, with the shape and dtype of a leaf."""
+    """View of packed bytes from `start`, with the shape and dtype of a leaf."""
     return packed[start : start + like.nbytes].view(like.dtype).view(like.shape)
