@@ -257,7 +257,6 @@ def check_setup(setup: Path | None) -> None:
 
 
 def script(batch: BatchScript) -> str:
-    """The text of a batch script."""
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)

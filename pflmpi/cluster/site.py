@@ -43,7 +43,6 @@ class Site(BaseModel):
 
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
-    """The file with all profiles."""
     return expanded(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
 
 

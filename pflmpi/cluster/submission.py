@@ -110,7 +110,6 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 
 def make_folders(*folders: Path) -> None:
-    """Make folders with their parents; raise `ConfigError` where that fails."""
     for folder in folders:
         with atomic.refusing(f"the folder {folder}", "choose another one"):
             folder.mkdir(parents=True, exist_ok=True)

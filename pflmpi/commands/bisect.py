@@ -29,76 +29,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print where two runs part and what differs in their settings; return the exit code."""
+    """Print the first difference of two runs, and what differs in their settings; return the exit code."""
     from pflmpi.analysis.bisection import bisect
     from pflmpi.analysis.run import open_run
 
     runs = open_run(options.first), open_run(options.second)
-    found = bisect(*runs)
-    if options.replay and found.same is not None and found.between:
+    bisection = bisect(*runs)
+    if options.replay and bisection.same is not None and bisection.between:
         with tempfile.TemporaryDirectory(prefix="pflmpi-bisect-") as folder:
-            replayed = [_replay(run, found, Path(folder, str(number))) for number, run in enumerate(runs)]
+            replayed = [_replay(run, bisection, Path(folder, str(number))) for number, run in enumerate(runs)]
             _show(replayed[0], replayed[1], bisect(*replayed))
     else:
-        _show(runs[0], runs[1], found)
-        if found.between:
-            again = f"; `pflmpi bisect {for_shell(options.first)} {for_shell(options.second)} --replay` runs them again"
-            _say(
-                f"could not be looked at: round {format_ranges(found.between)}, without a checkpoint in both"
-                f"{again if found.same is not None and not options.replay else ''}"
+        _show(runs[0], runs[1], bisection)
+        if bisection.between:
+            command = f"pflmpi bisect {for_shell(options.first)} {for_shell(options.second)} --replay"
+            can_replay = bisection.same is not None and not options.replay
+            _print(
+                f"could not be looked at: round {format_ranges(bisection.between)}, without a checkpoint in both"
+                f"{f'; `{command}` runs them again' if can_replay else ''}"
             )
     _show_settings(*runs)
-    return 0 if found.first is None else _DIFFER
+    return 0 if bisection.first is None else _DIFFER
 
 
-def _replay(run: "Run", found: "Bisection", out: Path) -> "Run":
-    """A run of the rounds after the last that is the same up to the first that is known to differ, all kept."""
+def _replay(run: "Run", bisection: "Bisection", out: Path) -> "Run":
+    """Run the rounds from the last equal checkpoint to the first different one again, with a checkpoint of each."""
     from pflmpi.config.sections import merge
     from pflmpi.experiment import stored_config
     from pflmpi.experiment.fork import fork
     from pflmpi.python.run import run as start
 
-    assert found.same is not None and found.first is not None
+    same, differs = bisection.same, bisection.first
+    assert same is not None and differs is not None
     values = stored_config.values(run.path)
-    training = {"rounds": found.first, "stop": None}
+    training = {"rounds": differs, "stop": None}
     if values["training"].get("schedule") == "cosine" and values["training"].get("decay_rounds") is None:
         warmup = values["training"].get("warmup", 0)
-        training["decay_rounds"] = max(values["training"]["rounds"] - warmup, 1)  # as it is without
+        training["decay_rounds"] = max(values["training"]["rounds"] - warmup, 1)  # its default, of the whole run
     changes = {"training": training, "checkpoint": {"every": 1, "keep": 0}, "output": {"trackers": []}}
-    fork(run.path, out, found.same, merge(values, changes))
-    again = start(out / "config.yaml", out=out, resume=True, quiet=True)
-    if again.round(found.first).digest() != run.round(found.first).digest():
-        _say(f"{run.path}: run again from round {found.same}, round {found.first} is not as recorded")
-    return again
+    fork(run.path, out, same, merge(values, changes))
+    replayed = start(out / "config.yaml", out=out, resume=True, quiet=True)
+    if replayed.round(differs).digest() != run.round(differs).digest():
+        _print(f"{run.path}: run again from round {same}, round {differs} is not as recorded")
+    return replayed
 
 
-def _show(first: "Run", second: "Run", found: "Bisection") -> None:
+def _show(first: "Run", second: "Run", bisection: "Bisection") -> None:
+    """Print the first round, client and array in which two runs differ."""
     from pflmpi.analysis.bisection import differing_arrays
 
-    if found.first is None:
-        _say(f"the same: round {found.same}, the newest with a checkpoint in both")
+    same, differs = bisection.same, bisection.first
+    if differs is None:
+        _print(f"the same: round {same}, the newest with a checkpoint in both")
     else:
-        before = "" if found.same is None else f"; round {found.same} is the same in both"
-        _say(f"the first checkpoint that differs: round {found.first}{before}")
-        server, clients = differing_arrays(first.round(found.first), second.round(found.first))
+        before = "" if same is None else f"; round {same} is the same in both"
+        _print(f"the first checkpoint that differs: round {differs}{before}")
+        server, clients = differing_arrays(first.round(differs), second.round(differs))
         if clients:
             client, paths = next(iter(clients.items()))
-            _say(f"the first of {len(clients)} clients that differ: client {client}, {join_truncated(paths, 4)}")
+            _print(f"the first of {len(clients)} clients that differ: client {client}, {join_truncated(paths)}")
         if server:
-            _say(f"of the server: {join_truncated(server, 4)}")
-    if found.figures is not None:
-        _say(f"metrics.csv: figures differ first in round {found.figures}")
+            _print(f"of the server: {join_truncated(server)}")
+    if bisection.figures is not None:
+        _print(f"metrics.csv: figures differ first in round {bisection.figures}")
 
 
 def _show_settings(first: "Run", second: "Run") -> None:
     from pflmpi.analysis.bisection import differing_settings
 
     settings = [*differing_settings(first, second)]
-    for key, one, other in settings:
-        _say(f"{key}: {one!s} and {other!s}")
+    for key, value, other in settings:
+        _print(f"{key}: {value} and {other}")
     if not settings:
-        _say("configuration, data, code, device and versions are the same")
+        _print("configuration, data, code, device and versions are the same")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(printable(text))

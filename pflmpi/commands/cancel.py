@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Cancel all jobs that work in a folder or wait to, and say which; return the exit code."""
+    """Cancel all jobs that work in a folder or wait to, and print them; return the exit code."""
     from pflmpi.cluster import jobs
 
     folder: Path = options.what
@@ -27,12 +27,12 @@ def run(options: argparse.Namespace) -> int:
         from pflmpi.sweep import table
 
         folder = table.folder(folder, None)
-    working = [job for job in jobs.jobs_in(folder, jobs.queue(os.environ)) if job.in_queue]
-    if not working:
+    queued = [job for job in jobs.jobs_in(folder, jobs.queue(os.environ)) if job.in_queue]
+    if not queued:
         raise ConfigError(f"no job of yours works in {folder} or waits to; `pflmpi status` lists your jobs")
-    # Tasks of an array that wait together are all that is left of it.
-    jobs.cancel([*dict.fromkeys(job.id.partition("_[")[0] for job in working)], os.environ)
-    for job in working:
+    # `12_[2-5]`, tasks that wait together, is cancelled as 12: all tasks of an array work in one folder.
+    jobs.cancel([*dict.fromkeys(job.id.partition("_[")[0] for job in queued)], os.environ)
+    for job in queued:
         print(printable(f"job {job.id} cancelled ({job.state}): {job.folder}"))
     print("what is complete is kept: submit the same again, and it continues")
     return 0

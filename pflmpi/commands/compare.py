@@ -4,6 +4,7 @@ pflmpi compare runs/mine runs/fedavg
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from pflmpi.analysis.selection import NamedRun
     from pflmpi.learning.main_measure import MainMeasure
 
-_LEAST = 14  # columns of the terminal for a run
-_KEYS = {  # in JSON, of a column; shares of 1 where the column has percents
+_LEAST_WIDTH = 14  # characters of the column of a run
+_KEYS = {  # column -> key in JSON, with a share of 1 where the column has percents
     "rounds": "rounds",
     "of": "planned_rounds",
     "best (%)": "best_accuracy",
@@ -53,89 +54,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
-    from pflmpi.analysis.comparable import (
-        differing_options,
-        main_measure,
-        seed_groups,
-        unlike_lengths,
-        why_incomparable,
-    )
+    from pflmpi.analysis.comparable import differing_options, main_measure, why_incomparable
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.runs import runs_in
     from pflmpi.analysis.selection import named
-    from pflmpi.analysis.summary import for_readers, over_seeds, results
-    from pflmpi.terminal import console, print_json
+    from pflmpi.terminal import print_json
 
-    paths = [run for path in options.runs for run in runs_in(path) or [path]]  # what is no run is refused below
+    paths = [run for path in options.runs for run in runs_in(path) or [path]]  # `open_run` refuses other folders
     folders = list({path.resolve(): path for path in paths}.values())
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
-    runs = named([open_run(path) for path in folders])
-    of_runs, measure = differing_options([one.run for one in runs]), main_measure([one.run for one in runs])
-    problems = [why_incomparable(runs[0].run, other.run) for other in runs]
+    opened = [open_run(path) for path in folders]
+    runs, settings, measure = named(opened), differing_options(opened), main_measure(opened)
+    problems = [why_incomparable(opened[0], other) for other in opened]
     if options.json:
-        print_json(
-            {
-                "differing_options": list(of_runs),
-                "runs": [_of_run(*pair, measure, list(of_runs)) for pair in zip(runs, problems, strict=True)],
-            }
-        )
-        return 0
-    lines = [results(one.run, measure) for one in runs]
+        pairs = zip(runs, problems, strict=True)
+        listed = [_as_json(named_run, problem, measure, list(settings)) for named_run, problem in pairs]
+        print_json({"differing_options": list(settings), "runs": listed})
+    else:
+        _show(runs, problems, settings, measure)
+    return 0
+
+
+def _show(
+    runs: "Sequence[NamedRun]",
+    problems: Sequence[str | None],
+    settings: Mapping[str, Sequence[str]],
+    measure: "MainMeasure",
+) -> None:
+    """Print the table, in parts as wide as the terminal, and what is to be noted of the runs.
+
+    Args:
+        problems: why each run cannot be compared with the first, None if it can.
+        settings: of each option that differs, the text of each run.
+    """
+    from pflmpi.analysis.comparable import seed_groups, unlike_lengths
+    from pflmpi.analysis.summary import for_readers, over_seeds, results
+    from pflmpi.terminal import console
+
     groups = seed_groups(runs)
-    names = [group.title for group in groups]
-    settings = {
+    titles = [group.title for group in groups]
+    of_groups = {
         key: [", ".join(dict.fromkeys(texts[runs.index(named_run)] for named_run in group.runs)) for group in groups]
-        for key, texts in of_runs.items()
+        for key, texts in settings.items()
     }
-    labelled = [{"run": named_run.label, **line} for named_run, line in zip(runs, lines, strict=True)]
-    columns = for_readers(over_seeds(runs, labelled))
+    lines = [{"run": named_run.label, **results(named_run.run, measure)} for named_run in runs]
+    columns = for_readers(over_seeds(runs, lines))
     figures = {name: [column[name] or "-" for column in columns] for name in columns[0] if name not in ("run", "seeds")}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
     terminal = console(highlight=False)
-    first = max(map(len, (*settings, *figures)))
-    widest = max(_LEAST, *(len(text) for row in figures.values() for text in row))
-    at_once = max(1, (terminal.width - first - 2) // (widest + 3))
-    for begin in range(0, len(groups), at_once):
-        part = slice(begin, begin + at_once)
-        sections = [{name: row[part] for name, row in rows.items()} for rows in (settings, figures)]
-        terminal.print(_table(names[part], sections))
+    name_width = max(map(len, (*of_groups, *figures)))
+    column_width = max(_LEAST_WIDTH, *(len(text) for row in figures.values() for text in row))
+    num_columns = max(1, (terminal.width - name_width - 2) // (column_width + 3))
+    for begin in range(0, len(groups), num_columns):
+        part = slice(begin, begin + num_columns)
+        sections = [{name: row[part] for name, row in rows.items()} for rows in (of_groups, figures)]
+        terminal.print(_table(titles[part], sections))
     for named_run in runs:
         for note in named_run.run.notes:
             terminal.print(f"{named_run.label}: {note}")
     for line in unlike_lengths(groups):
         terminal.print(line)
-    for other, reason in zip(runs, problems, strict=True):
-        if reason:
-            terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {reason}")
-    return 0
+    for other, problem in zip(runs, problems, strict=True):
+        if problem:
+            terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {problem}")
 
 
-def _of_run(named_run: "NamedRun", problem: str | None, measure: "MainMeasure", keys: list[str]) -> dict[str, Any]:
-    """A run in JSON.
+def _as_json(named_run: "NamedRun", problem: str | None, measure: "MainMeasure", keys: list[str]) -> dict[str, Any]:
+    """A run for JSON.
 
     Args:
-        problem: why it cannot be compared with the first.
-        keys: of the options that differ between the runs.
+        problem: why it cannot be compared with the first; None if it can.
+        keys: the options that differ between the runs.
     """
     from pflmpi.analysis.comparable import decisive_options
     from pflmpi.analysis.summary import column_of, results
     from pflmpi.learning.main_measure import ACCURACY
 
-    options, line = decisive_options(named_run.run), results(named_run.run, ACCURACY)
-    of_main = {column_of(name): value for name, value in results(named_run.run, measure).items()}
-    values: dict[str, Any] = {"measure": measure.column}
-    values |= {key: float(of_main[key]) / measure.scale for key in ("best", "last")}
+    run = named_run.run
+    options, line = decisive_options(run), results(run, ACCURACY)
+    of_main = {column_of(name): value for name, value in results(run, measure).items()}
+    values: dict[str, Any] = {
+        "run": run.path,
+        "name": named_run.label,
+        "options": {key: options.get(key) for key in keys},
+        "measure": measure.column,
+        "best": float(of_main["best"]) / measure.scale,
+        "last": float(of_main["last"]) / measure.scale,
+    }
     for column, key in _KEYS.items():
         value = None if line[column] == "" else line[column]
         values[key] = round(value / 100, 9) if "%)" in column and isinstance(value, float) else value
-    values["best_round"] = of_main["in round"] or None
-    ours = {"run": named_run.run.path, "name": named_run.label, "options": {key: options.get(key) for key in keys}}
-    return {**ours, **values, "notes": named_run.run.notes, "incomparable": problem}
+    return {**values, "best_round": of_main["in round"] or None, "notes": run.notes, "incomparable": problem}
 
 
 def _table(names: list[str], sections: list[dict[str, list[str]]]) -> "Table":
-    """The rows of each section, by name, of some runs."""
+    """A table with a column for each name, and the rows of each section."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,6 +1,6 @@
-"""Completion of commands, options, names and keys in a shell, by argcomplete.
+"""Shell completion of commands, options, names and keys, by argcomplete.
 
-Names and keys are listed here, since importing what they belong to takes seconds; a test holds them against that.
+Names and keys are repeated here, because importing the modules that define them takes seconds; a test compares them.
 """
 
 # ruff: noqa: SIM905
@@ -42,7 +42,7 @@ _KEYS = {
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell that asks, and end the process; return where argcomplete is not installed."""
+    """Answer the shell and end the process; return if argcomplete is not installed."""
     with suppress(ImportError):
         import argcomplete
 
@@ -54,13 +54,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def names(section: str) -> list[str]:
-    """The names that a section can have: the package's own, and those of installed packages."""
+    """The names in a section: the package's own, and those of installed packages."""
     group = "pflmpi.data" if section == "data" else f"pflmpi.{section}s"
     return [*_NAMES[section], *(point.name for point in entry_points(group=group))]
 
 
 def keys() -> list[str]:
-    """The keys of the sections that are the same for all names."""
+    """The keys of sections whose keys do not depend on a name."""
     return [f"{section}.{field}" for section, fields in _KEYS.items() for field in fields]
 
 

@@ -4,7 +4,6 @@ pflmpi contribution runs/mine --clients 2,5 --out left-out
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make or finish a run without each client; print and write what the others lose; return the exit code."""
+    """Make or finish a run without each client; print and write the accuracies of the others; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis.run import open_run
@@ -63,8 +62,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.run} has no accuracy, which contribution compares (data.task = {task})")
     lines = []
     for client in dict.fromkeys(options.clients):
-        others = _others(whole, _left_out(whole, client, options), client)
-        lines.append([str(client), *(f"{100 * value:.2f}" for value in (*others, others[0] - others[1]))])
+        with_it = _mean_of_others(whole, client)
+        without_it = _mean_of_others(_run_without(whole, client, options), client)
+        lines.append([str(client), *(f"{100 * value:.2f}" for value in (with_it, without_it, with_it - without_it))])
     table = Table(*_COLUMNS)
     for line in lines:
         table.add_row(*line)
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _left_out(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
-    """The run without a client, started or resumed to its last round."""
+def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
+    """Start or resume the run without a client, to its last round."""
     from pflmpi.analysis.run import Fork, open_run
     from pflmpi.python.run import run as start
     from pflmpi.store import config_file
@@ -84,17 +84,16 @@ def _left_out(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
     if not config_file.path(folder).exists():
         options.out.mkdir(parents=True, exist_ok=True)
         whole.fork(folder, round=options.round, without_clients=[client])
-    made, before = open_run(folder), whole.config["training"].get("without_clients") or []
+    forked, before = open_run(folder), whole.config["training"].get("without_clients") or []
     expected = Fork(str(whole.recorded["run"]), options.round, ("training.without_clients",))
-    if made.forked_from != expected or made.config["training"]["without_clients"] != sorted({*before, client}):
-        what = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
-        raise ConfigError(f"{what}; choose another --out")
+    if forked.forked_from != expected or forked.config["training"]["without_clients"] != sorted({*before, client}):
+        problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
+        raise ConfigError(f"{problem}; choose another --out")
     return start(folder / "config.yaml", out=folder, resume=True, quiet=True, ranks=options.ranks)
 
 
-def _others(whole: "Run", without: "Run", client: int) -> Sequence[float]:
-    """Mean accuracy of all clients but one at the end of both runs, as shares."""
+def _mean_of_others(run: "Run", client: int) -> float:
+    """Mean accuracy of all clients but one at the end of a run, as a share."""
     import numpy as np
 
-    rows = [run.newest()[0].metrics["accuracy"] for run in (whole, without)]
-    return [float(np.nanmean(np.delete(accuracy, client))) for accuracy in rows]
+    return float(np.nanmean(np.delete(run.newest()[0].metrics["accuracy"], client)))

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
 from pflmpi.terminal import print_json
+from pflmpi.text import format_bytes, format_numbers, join_truncated, pluralize
 
 if TYPE_CHECKING:
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import Federation
 
-_OF_A_CONFIG = {"overrides": "-s", "save": "--save"}
-_OF_DATA = {"label": "--label", "task": "--task", "client": "--client", "layout": "--layout", "picture": "--picture"}
+_OPTIONS_OF_CONFIG = {"overrides": "-s", "save": "--save"}
+_OPTIONS_OF_DATA = {
+    "label": "--label",
+    "task": "--task",
+    "client": "--client",
+    "layout": "--layout",
+    "picture": "--picture",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,17 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the data, or the partition of a configuration; return the exit code."""
-    of_a_config = options.path.suffix in (".yaml", ".yml")
-    for name, option in (_OF_DATA if of_a_config else _OF_A_CONFIG).items():
+    is_config = options.path.suffix in (".yaml", ".yml")
+    for name, option in (_OPTIONS_OF_DATA if is_config else _OPTIONS_OF_CONFIG).items():
         if getattr(options, name):
-            kinds = "data", "a configuration"
-            wanted, given = kinds if of_a_config else reversed(kinds)
-            raise ConfigError(f"{option} is for {wanted}, and {options.path} is {given}; leave it out")
-    return _show_partition(options) if of_a_config else _show_data(options)
+            expected, kind = ("data", "a configuration") if is_config else ("a configuration", "data")
+            raise ConfigError(f"{option} is for {expected}, and {options.path} is {kind}; leave it out")
+    return _show_partition(options) if is_config else _show_data(options)
 
 
 def _show_partition(options: argparse.Namespace) -> int:
-    """Show which client holds what, and save that if asked."""
+    """Show which client holds what, and save the partition with --save."""
     from pflmpi.config.load import load
     from pflmpi.data.federation import save
     from pflmpi.data.picture import picture
@@ -74,7 +80,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     if options.save is not None:
         save(federation, options.save)
     if options.json:
-        print_json({**_partition(federation), "saved": options.save})
+        print_json({**_describe_partition(federation), "saved": options.save})
         return 0
     terminal = console()
     terminal.print(picture(federation, terminal.width))
@@ -83,8 +89,8 @@ def _show_partition(options: argparse.Namespace) -> int:
     return 0
 
 
-def _partition(federation: "Federation") -> dict[str, Any]:
-    """What each client holds; arrays are in client order."""
+def _describe_partition(federation: "Federation") -> dict[str, Any]:
+    """The partition for JSON; arrays are in client order."""
     return {
         "dataset": federation.dataset.name,
         "clients": federation.num_clients,
@@ -99,7 +105,7 @@ def _partition(federation: "Federation") -> dict[str, Any]:
 
 
 def _show_data(options: argparse.Namespace) -> int:
-    """Show what was understood, and draw it if asked."""
+    """Show how the data was read, and draw it with --picture."""
     from pflmpi.data.own_files import read_own
     from pflmpi.data.task_kinds import TASK_KINDS
 
@@ -116,16 +122,16 @@ def _show_data(options: argparse.Namespace) -> int:
 
         with atomic.refusing(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
-    facts = {**_facts(dataset, options.layout), "picture": options.picture}
+    facts = {**_describe_data(dataset, options.layout), "picture": options.picture}
     if options.json:
         print_json(facts)
     else:
-        print("\n".join(_lines(facts)))
+        print("\n".join(_format_facts(facts)))
     return 0
 
 
-def _facts(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
-    """Shapes, values, classes and clients."""
+def _describe_data(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
+    """Shapes, values, classes and clients of a dataset, for JSON."""
     import numpy as np
 
     from pflmpi.data.dataset import standardised, unscaled
@@ -136,9 +142,15 @@ def _facts(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
     labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)
     untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
-    others = {} if dataset.task_kind.classes else {"outputs": dataset.num_classes, "labels": _of_labels(dataset)}
+    label_facts: dict[str, Any] = {}
+    if not dataset.task_kind.classes:
+        y = dataset.labels
+        label_facts = {
+            "outputs": dataset.num_classes,
+            "labels": f"{y.dtype} {list(y.shape)}, {y.min():g} to {y.max():g}",
+        }
     return {
-        **others,
+        **label_facts,
         "samples": len(x),
         "bytes": x.nbytes,
         "shape": x.shape[1:],
@@ -161,32 +173,24 @@ def _facts(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
     }
 
 
-def _of_labels(dataset: "Dataset") -> str:
-    """Shape and range of labels that are no classes."""
-    y = dataset.labels
-    return f"{y.dtype} {list(y.shape)}, {y.min():g} to {y.max():g}"
-
-
-def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield lines with what `_facts` found."""
-    from pflmpi.text import format_bytes, join_truncated
-
+def _format_facts(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the facts of `_describe_data` as lines."""
     shape, classes, counts = facts["shape"], facts["classes"], facts["samples_by_class"]
-    what = f"{'bytes' if facts['dtype'] == 'uint8' else 'numbers'}{', images C x H x W' if len(shape) == 3 else ''}"
+    kind = f"{'bytes' if facts['dtype'] == 'uint8' else 'numbers'}{', images C x H x W' if len(shape) == 3 else ''}"
     yield f"samples  {facts['samples']}, {format_bytes(facts['bytes'])}"
-    yield f"shape    {' x '.join(map(str, shape))} ({what})"
+    yield f"shape    {' x '.join(map(str, shape))} ({kind})"
     if facts["columns"]:
         yield f"columns  {join_truncated(facts['columns'], 8)}"
     if facts["label_columns"]:
         yield f"label    {join_truncated(facts['label_columns'])} (--label names another column)"
     yield f"values   {facts['minimum']:g} to {facts['maximum']:g}, mean {facts['mean']:.4g}"
-    yield f"standard {_standard(facts)} (data.normalize: standard)"
+    yield f"standard {_format_standard(facts)} (data.normalize: standard)"
     if problem := facts["scale_problem"]:
         yield f"scale    {problem}"
     if classes:
         yield f"classes  {len(classes)} ({join_truncated(classes)}), {counts.min()} to {counts.max()} samples each"
     else:
-        yield f"labels   {facts['labels']}; {facts['outputs']} output{'s' * (facts['outputs'] > 1)}"
+        yield f"labels   {facts['labels']}; {pluralize(facts['outputs'], 'output')}"
     if facts["untrained_classes"]:
         yield f"         only in samples marked as test: {join_truncated(facts['untrained_classes'])}"
     if facts["test_samples"]:
@@ -199,18 +203,15 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield "clients  not in the data; choose a partition"
     else:
         sizes = facts["samples_by_client"]
-        about = f"{len(sizes)}, {sizes.min()} to {sizes.max()} samples each"
-        yield f"clients  {about}; use partition: {{name: writers}}"
+        yield f"clients  {len(sizes)}, {sizes.min()} to {sizes.max()} samples each; use partition: {{name: writers}}"
         if facts["clients"] != tuple(map(str, range(len(sizes)))):
             yield f"         numbered from 0: {join_truncated(facts['clients'])}"
     if facts["picture"] is not None:
         yield f"picture  {facts['picture']}"
 
 
-def _standard(facts: dict[str, Any]) -> str:
-    """Mean and deviation of each channel, or what they lack."""
-    from pflmpi.text import format_numbers
-
+def _format_standard(facts: dict[str, Any]) -> str:
+    """Mean and deviation of each channel, or the option that is needed to compute them."""
     if facts["standard_mean"] is None:
         return "needs --layout: nchw if channels are before the steps, nhwc if after"
     mean, std = (format_numbers(facts[f"standard_{name}"]) for name in ("mean", "deviation"))

@@ -1,4 +1,4 @@
-"""Descriptions of what a configuration can name, and of its sections: every key with type, range and default."""
+"""Descriptions of the names and sections of a configuration: every key with its type, range and default."""
 
 import dataclasses
 import inspect
@@ -43,7 +43,7 @@ _WORDS = {
 
 
 def overview(section: str | None = None) -> Iterator[str]:
-    """Yield a line for each name, of one section or of all, below what it is a name of."""
+    """Yield a line for each name in one section or in all, below a heading for each section."""
     for registry in REGISTRIES.values() if section is None else [REGISTRIES[section]]:
         yield f"{registry.kind}s"
         for name, registered in registry.items():
@@ -63,7 +63,7 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
     chosen: Iterable[tuple[str, str, Any]] = ()
     if name is None or name in sections_of_names():
         registries = REGISTRIES if name is None else {name: REGISTRIES[name]}
-        chosen = ((section, full, found) for section, names in registries.items() for full, found in names.items())
+        chosen = ((section, full, value) for section, names in registries.items() for full, value in names.items())
     elif name not in rows_of:
         chosen = named(name)
     return {
@@ -97,17 +97,17 @@ def _as_objects(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def sections() -> dict[str, list[Row]]:
-    """The keys of each section whose keys do not depend on a name in it."""
+    """The keys of each section that has the same keys for all names."""
     return {"seed": _SEED, **{name: [*_fields(kind)] for name, kind in SECTIONS.items()}}
 
 
 def sections_of_names() -> list[str]:
-    """What has names, and no keys that are the same for all of them: algorithm, model, partition and others."""
+    """Sections whose keys depend on the name in them: algorithm, model, partition and others."""
     return [section for section in REGISTRIES if section not in SECTIONS]
 
 
 def keys(section: str, name: str, registered: Any) -> list[Row]:
-    """The keys beside the name of an object in its section."""
+    """The keys that a name has in its section."""
     if section == "partition":
         return [*_fields(partition_model(name))]
     return [*_fields(fields_model(registered))] if isinstance(registered, type) else []
@@ -142,7 +142,7 @@ def described(name: str) -> "Iterator[RenderableType]":
 
 
 def markdown() -> str:
-    """What each algorithm sends, receives and keeps, as its own declarations say."""
+    """A table of what each algorithm sends, receives and keeps, from its declarations."""
     lines = ["| name | up | down | kept by a client | source |", "|---|---|---|---|---|"]
     for name, kind in ALGORITHMS.items():
         algorithm = kind()
@@ -195,7 +195,7 @@ def _type(annotation: Any) -> str:
 
 
 def _traffic(kind: type[Algorithm]) -> Iterator[str]:
-    """Yield paper, messages and state of an algorithm; only the paper where a key without default decides the rest."""
+    """Yield paper, messages and state of an algorithm; only the paper if it has a key without a default."""
     yield f"paper  {kind.paper}"
     if any(
         field.default is field.default_factory is dataclasses.MISSING
@@ -213,18 +213,18 @@ def _traffic(kind: type[Algorithm]) -> Iterator[str]:
 
 
 def _unwrapped(docstring: str) -> str:
-    """A docstring whose paragraphs are lines, for a terminal of any width; what is indented stays as it is."""
+    """Join the lines of each paragraph, for a terminal of any width; indented paragraphs stay as they are."""
     paragraphs = docstring.split("\n\n")
     return "\n\n".join(part if "\n " in f"\n{part}" else part.replace("\n", " ") for part in paragraphs)
 
 
 def _documented(registered: Any) -> bool:
-    """Whether its docstring is its own; that of an object such as a dataset is its class's."""
+    """Whether an object has a docstring of its own; `inspect.getdoc` of an instance returns its class's."""
     return isinstance(registered, type) or inspect.isfunction(registered)
 
 
 def _task(algorithm: Algorithm) -> Task:
-    """What an algorithm is described with: the model cnn, or resnet18 where it refuses that."""
+    """An example task for the description of an algorithm: with the model cnn, or resnet18 if it refuses that."""
     cnn, resnet = (
         Task(MODELS[name]().bind((1, 28, 28), 10), TrainingConfig(), 20, 0, (0.5,), (0.5,))
         for name in ("cnn", "resnet18")
@@ -237,6 +237,7 @@ def _task(algorithm: Algorithm) -> Task:
 
 
 def _messages(declared: "Mapping[str, Uplink | Downlink]") -> str:
+    """Bytes and names of the messages in one direction."""
     if not declared:
         return "-"
     total = sum(message.client_bytes(2) for message in declared.values())

@@ -6,6 +6,7 @@ pflmpi evaluate runs/mine --round 29 --split train
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the measures of a checkpoint, and write those of each client; return the exit code."""
+    """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopened
 
@@ -72,18 +73,25 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
-    counts = _counts(experiment, opened.path, round.number, options)
-    what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
-    what += ", after local training" * options.after_training
+    counts = _test_clients(experiment, opened.path, round.number, options)
+    samples = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
+    samples += ", after local training" * options.after_training
     names = json.loads(str(round.attributes.get("class_names", "[]")))
-    _show(counts, f"{options.run}, round {round.number}, {what}", names)
-    prefix = {"test": "unseen_" if options.unseen else "", "validation": "validation_"}.get(options.split)
-    measured = options.data is None and not (options.split == "validation" and options.unseen)
-    if measured and prefix is not None and options.updates is None and not options.after_training:
-        print(_against(round, counts, prefix), end="")
+    _show(counts, f"{options.run}, round {round.number}, {samples}", names)
+    if (prefix := _recorded_prefix(options)) is not None:
+        print(_compare_with_recorded(round, counts, prefix), end="")
     if options.out is not None:
         _write(options.out, counts)
     return 0
+
+
+def _recorded_prefix(options: argparse.Namespace) -> str | None:
+    """Prefix of the arrays in which the run recorded the same test; None if the run does not make it."""
+    if options.data is not None or options.updates is not None or options.after_training:
+        return None
+    if options.split == "test":
+        return "unseen_" if options.unseen else ""
+    return "validation_" if options.split == "validation" and not options.unseen else None
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -99,7 +107,7 @@ def _check_options(options: argparse.Namespace) -> None:
     arguments.check_output(options.out, "-o", options.force)
 
 
-def _counts(experiment: "Experiment", run: Path, round: int, options: argparse.Namespace) -> "Counts":
+def _test_clients(experiment: "Experiment", run: Path, round: int, options: argparse.Namespace) -> "Counts":
     """Test the clients, or the unseen ones, with the state after a round."""
     from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation
@@ -115,7 +123,7 @@ def _counts(experiment: "Experiment", run: Path, round: int, options: argparse.N
 
 
 def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
-    """Show the figures over all clients, those of each class, and those of the first clients."""
+    """Show the measures over all clients, of each class, and of the first clients."""
     from rich.table import Table
 
     from pflmpi.runtime.counts import figures
@@ -134,7 +142,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
         classes.add_row(name, str(counts.total[:, label].sum()), _text("accuracy", share))
     if counts.by_class:
         terminal.print(classes)
-    columns = _of_clients(counts)
+    columns = _client_columns(counts)
     clients = Table("client", *(name.replace("f1_macro", "macro F1") for name in columns))
     for client, values in list(enumerate(zip(*columns.values(), strict=True)))[:_MOST_SHOWN]:
         clients.add_row(str(client), *map(_text, columns, values))
@@ -143,33 +151,34 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
         terminal.print(f"... and {more} more clients; -o FILE writes them all")
 
 
-def _of_clients(counts: "Counts") -> dict[str, Any]:
-    """What each client has of each figure, [N]."""
+def _client_columns(counts: "Counts") -> dict[str, Any]:
+    """Counts and measures of each client, [N] by name."""
     columns: dict[str, Any] = {"samples": counts.samples}
     if counts.by_class:
         columns |= {"correct": counts.correct, "accuracy": counts.accuracy, "f1_macro": counts.macro_f1}
     return {**columns, "loss": counts.mean_loss, **counts.values}
 
 
-def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
-    """Whether the run has recorded the same."""
-    recorded = round.metrics.get(f"{before}correct")
+def _compare_with_recorded(round: "Checkpoint", counts: "Counts", prefix: str) -> str:
+    """A line on whether the run recorded the same accuracies; "" if it recorded none."""
+    recorded = round.metrics.get(f"{prefix}correct")
     if recorded is None:
         return ""
-    other = (recorded != counts.correct).nonzero()[0]
-    if not len(other):
+    different = (recorded != counts.correct).nonzero()[0]
+    if not len(different):
         return "the run recorded the same accuracy for every client\n"
-    was = ", ".join(f"{client}: {recorded[client]} correct" for client in other[:5].tolist())
-    return f"the run recorded other accuracies for {len(other)} clients ({was}); was it computed on another device?\n"
+    values = ", ".join(f"{client}: {recorded[client]} correct" for client in different[:5].tolist())
+    what = f"the run recorded other accuracies for {len(different)} clients ({values})"
+    return f"{what}; was it computed on another device?\n"
 
 
 def _write(path: Path, counts: "Counts") -> None:
-    """Write a line for each client: its figures, and its accuracy in each class."""
+    """Write a line for each client: its measures, and its accuracy in each class."""
     from pflmpi.runtime.counts import share
 
     by_class = share(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
-    columns = _of_clients(counts)
+    columns = _client_columns(counts)
     lines: list[list[Any]] = [["client", *columns, *classes]]
     for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *values, *by_class[client]])
@@ -178,6 +187,9 @@ def _write(path: Path, counts: "Counts") -> None:
 
 
 def _text(name: str, value: float) -> str:
-    if value != value:
+    """A count, share or other measure as text; "-" for NaN."""
+    if math.isnan(value):
         return "-"
-    return str(value) if name in _COUNTS else f"{100 * value:.2f} %" if name in _SHARES else format_decimal(value, 4)
+    if name in _COUNTS:
+        return str(value)
+    return f"{100 * value:.2f} %" if name in _SHARES else format_decimal(value, 4)

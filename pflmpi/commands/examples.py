@@ -7,9 +7,11 @@ import argparse
 import shutil
 from pathlib import Path
 
-# Links to the folders of the checkout, which a wheel holds as files.
+from pflmpi.errors import ConfigError
+
+# In a checkout links to its folders; in a wheel files.
 _INCLUDED = Path(__file__).parents[1] / "included"
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "environment", "quickstart", "test", "gpu-check")  # for a checkout
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "environment", "quickstart", "test", "gpu-check")  # of no use outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,20 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Copy each folder that is included; return the exit code."""
-    from pflmpi.errors import ConfigError, explained
-
+    """Copy each included folder; return the exit code."""
     folder: Path = options.folder
-    included = sorted(path for path in _INCLUDED.iterdir() if path.name != "docs")  # which `pflmpi docs` shows
+    included = sorted(path for path in _INCLUDED.iterdir() if path.name != "docs")  # `pflmpi docs` shows these
     for source in included:
         if (folder / source.name).exists():
             raise ConfigError(f"{folder / source.name} exists already; choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for source in included:
-            shutil.copytree(source, folder / source.name, ignore=_LEFT_OUT)
-    except OSError as error:
-        raise explained(error) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in included:
+        shutil.copytree(source, folder / source.name, ignore=_LEFT_OUT)
     names = ", ".join(f"{source.name}/" for source in included)
     print(f"{folder}: {names}; to begin, in that folder: pflmpi run configs/quickstart.yaml")
     return 0

@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
     _save(options.out, state, write)
     total = format_bytes(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
-    of = f"{who}{part} after round {round.number} of {opened.name}"
-    print(printable(f"{options.out}: {of}, {len(state)} arrays, {total}"))
+    content = f"{who}{part} after round {round.number} of {opened.name}"
+    print(printable(f"{options.out}: {content}, {len(state)} arrays, {total}"))
     if not options.server and options.leaf is None:
         print(_score(round, options.client), end="")
     return 0
@@ -104,8 +104,8 @@ def _run_all(options: argparse.Namespace) -> int:
     round = arguments.checkpoint(opened, options)
     with atomic.refusing(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
-    which = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"
-    print(printable(f"{path}: {which}, {format_bytes(path.stat().st_size)}; it needs no other file"))
+    content = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"
+    print(printable(f"{path}: {content}, {format_bytes(path.stat().st_size)}; it needs no other file"))
     return 0
 
 
@@ -115,22 +115,29 @@ def _run_table(options: argparse.Namespace) -> int:
     path = options.table
     if path.suffix not in _TABLES:
         raise ConfigError(f"--table {path}: {unknown('suffix', path.suffix or 'none', list(_TABLES))}")
-    given = {"-o": options.out, "--leaf": options.leaf}
-    others = given | {"--compress": options.compress or None, "--allow-older": options.allow_older or None}
-    if other := next((name for name, value in others.items() if value is not None), None):
-        raise ConfigError(f"{other} cannot go with --table; leave one of them out")
+    others = {
+        "-o": options.out is not None,
+        "--leaf": options.leaf is not None,
+        "--compress": options.compress,
+        "--allow-older": options.allow_older,
+    }
+    for name, is_given in others.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot go with --table; leave one of them out")
     library, write = _TABLES[path.suffix]
     needed(library, f"--table {path}", library)
     arguments.check_output(path, "--table", options.force)
     opened = open_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])
     _save(path, table, write)
-    of = f"{pluralize(len(table), 'line')} of {opened.name}, of the rounds {format_ranges(sorted(set(table['round'])))}"
-    print(printable(f"{path}: {of}, {len(table.columns)} columns"))
+    rounds = format_ranges(set(table["round"]))
+    content = f"{pluralize(len(table), 'line')} of {opened.name}, of the rounds {rounds}"
+    print(printable(f"{path}: {content}, {len(table.columns)} columns"))
     return 0
 
 
 def _score(round: "Checkpoint", client: int) -> str:
+    """A line with the test result of a client in the run; "" if there is none."""
     if "correct" not in round.metrics or not round.metrics["total"][client]:
         return ""
     correct, total = int(round.metrics["correct"][client]), int(round.metrics["total"][client])
@@ -138,7 +145,7 @@ def _score(round: "Checkpoint", client: int) -> str:
 
 
 def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
-    """Function that writes files of the path's suffix; its library is imported first, before anything is read."""
+    """The function that writes files with the suffix of `path`; raises `ConfigError` if its library is missing."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"-o {path}: {unknown('suffix', path.suffix or 'none', list(_WRITERS))}")
     library, install, write = _WRITERS[path.suffix]
@@ -153,6 +160,7 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 
 
 def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> None:
+    """Write a file that appears complete or not at all."""
     with (
         atomic.refusing(path, "choose another file"),
         atomic.replacing(path) as descriptor,

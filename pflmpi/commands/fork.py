@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the new run, and print what differs and how to go on; return the exit code."""
+    """Write the new run, print what differs and how to continue it; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.config.sections import override
     from pflmpi.experiment import stored_config
@@ -38,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
     round = arguments.checkpoint(opened, options).number
     values = override(stored_config.values(options.run), options.overrides)
     values = without_clients(values, options.without_client)
-    made = fork(options.run, options.out, round, values, changed_code=options.changed_code)
+    record = fork(options.run, options.out, round, values, changed_code=options.changed_code)
     changes = ", ".join(
-        f"{key} = {short_repr(now)} (was {short_repr(before)})" for key, (before, now) in made["changes"].items()
+        f"{key} = {short_repr(value)} (was {short_repr(before)})" for key, (before, value) in record["changes"].items()
     )
     print(printable(f"{options.out}: {options.run} after round {round}, {changes or 'nothing is changed'}"))
     print(printable(f"continue it with `pflmpi resume {for_shell(options.out)}`"))

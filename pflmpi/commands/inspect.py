@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code."""
+    """Show a checkpoint or its digest, compare two of them, or verify all; return the exit code."""
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
     if options.run.is_file():
-        options.run = options.run.resolve()  # which may be named by a link
+        options.run = options.run.resolve()  # files are not read through links, but the user may name one
         _show_file(options)
     elif options.verify:
         _verify(options.run, options.json)
@@ -56,53 +56,63 @@ def run(options: argparse.Namespace) -> int:
 def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.store import run_folder, run_lock, verify
+    from pflmpi.store import run_folder, run_lock
     from pflmpi.store.one_file import Array
 
-    newest, passed_over = verify.newest_good(run)
-    if options.round is None:
-        arguments.check_newest(run, newest, passed_over, options.allow_older)
-    chosen = newest if options.round is None else options.round
-    if chosen not in (rounds := run_folder.rounds(run)):
-        raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, rounds))}")
-    problems = verify.problems(run, chosen) if chosen != newest else []
-    if problems:
-        raise CheckpointError(f"round {chosen} is damaged: {'; '.join(problems)}; round {newest} is good")
-    digest = run_folder.digest(run, chosen)
+    number, rounds = _choose_round(run, options), run_folder.rounds(run)
+    digest = run_folder.digest(run, number)
     if options.digest and not options.json:
         print(digest)
         return
-    whole = open_run(run)
-    opened = whole.round(chosen)
+    opened = open_run(run)
+    checkpoint = opened.round(number)
     arrays = [
         Array(f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
         for group in ("server", "clients", "metrics", "bytes", "normalisation")
-        for path, array in sorted(getattr(opened, group).items())
+        for path, array in sorted(getattr(checkpoint, group).items())
     ]
     if options.json:
-        ends = {"stopped_early": whole.stopped_early or None, "written_by": run_lock.owner(run)}
-        print_json({**_checkpoint(run, chosen, rounds, digest, arrays), "notes": whole.config_notes, **ends})
+        content = _checkpoint_as_json(run, number, rounds, digest, arrays)
+        ending = {"stopped_early": opened.stopped_early or None, "written_by": run_lock.owner(run)}
+        print_json({**content, "notes": opened.config_notes, **ending})
         return
-    _show_arrays(f"{run}, round {chosen}", arrays)
+    _show_arrays(f"{run}, round {number}", arrays)
     terminal = console()
-    if opened.normalisation.keys() >= {"mean", "std"}:
-        mean, std = (format_numbers(opened.normalisation[name].ravel().tolist()) for name in ("mean", "std"))
+    if checkpoint.normalisation.keys() >= {"mean", "std"}:
+        mean, std = (format_numbers(checkpoint.normalisation[name].ravel().tolist()) for name in ("mean", "std"))
         terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
     terminal.print(f"checkpoints: {', '.join(map(str, rounds))}")
-    for note in whole.config_notes:
+    for note in opened.config_notes:
         terminal.print(note, soft_wrap=True, highlight=False)
-    if left := whole.forked_from:
-        changed = ", ".join(left.changes) or "nothing changed"
-        terminal.print(f"fork of run {left.run} after round {left.round}: {changed}", soft_wrap=True, highlight=False)
-    if early := whole.stopped_early:
+    if fork := opened.forked_from:
+        changed = ", ".join(fork.changes) or "nothing changed"
+        terminal.print(f"fork of run {fork.run} after round {fork.round}: {changed}", soft_wrap=True, highlight=False)
+    if early := opened.stopped_early:
         terminal.print(f"stopped early: {early}", soft_wrap=True)
     terminal.print(f"digest: {digest}", soft_wrap=True)
     if writer := run_lock.owner(run):
         terminal.print(f"being written by {writer}", soft_wrap=True)
 
 
+def _choose_round(run: Path, options: argparse.Namespace) -> int:
+    """The round of --round, or the newest good one; raise `CheckpointError` if it is missing or damaged."""
+    from pflmpi.store import run_folder, verify
+
+    newest, problems_of_newer = verify.newest_good(run)
+    if options.round is None:
+        arguments.check_newest(run, newest, problems_of_newer, options.allow_older)
+        return newest
+    number: int = options.round
+    if number not in (rounds := run_folder.rounds(run)):
+        raise CheckpointError(f"{run} has no checkpoint of round {number}; it has {', '.join(map(str, rounds))}")
+    problems = verify.problems(run, number) if number != newest else []
+    if problems:
+        raise CheckpointError(f"round {number} is damaged: {'; '.join(problems)}; round {newest} is good")
+    return number
+
+
 def _show_file(options: argparse.Namespace) -> None:
-    """Show a checkpoint in one file, which is checked whole; or only its digest, or that it is good."""
+    """Check a checkpoint in one file, and show it; or only its digest, or that it is good."""
     from pflmpi.store import one_file
 
     path = options.run
@@ -112,10 +122,10 @@ def _show_file(options: argparse.Namespace) -> None:
     if options.json:
         round = one_file.round(path)
         if options.verify:
-            print_json(_checked(path, 1, path.stat().st_size, [round], []))
+            print_json(_verification_as_json(path, 1, path.stat().st_size, [round], []))
         else:
-            listed = _checkpoint(path, round, [round], one_file.digest(path), one_file.arrays(path))
-            print_json({**listed, "notes": [], "stopped_early": None, "written_by": None})
+            content = _checkpoint_as_json(path, round, [round], one_file.digest(path), one_file.arrays(path))
+            print_json({**content, "notes": [], "stopped_early": None, "written_by": None})
     elif options.digest:
         print(one_file.digest(path))
     elif options.verify:
@@ -125,14 +135,16 @@ def _show_file(options: argparse.Namespace) -> None:
         console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
 
 
-def _checkpoint(
+def _checkpoint_as_json(
     path: Path, round: int, rounds: Sequence[int], digest: str, arrays: "Sequence[Array]"
 ) -> dict[str, Any]:
-    listed = [array._asdict() for array in arrays]
-    return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": listed}
+    fields = [array._asdict() for array in arrays]
+    return {"run": path, "round": round, "rounds": rounds, "digest": digest, "arrays": fields}
 
 
-def _checked(run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]) -> dict[str, Any]:
+def _verification_as_json(
+    run: Path, files: int, bytes: int, rounds: Sequence[int], problems: Sequence[str]
+) -> dict[str, Any]:
     return {"run": run, "good": not problems, "files": files, "bytes": bytes, "rounds": rounds, "problems": problems}
 
 
@@ -147,7 +159,7 @@ def _show_arrays(title: str, arrays: "Sequence[Array]") -> None:
 
 
 def _print_below(title: str, table: "Table") -> None:
-    """Print a table and its title, which would be cut to the table's width if it were in it."""
+    """Print a title and a table below it; rich would wrap the title of a table at the table's width."""
     terminal = console(highlight=False)
     terminal.print(title, soft_wrap=True)
     terminal.print(table)
@@ -177,6 +189,7 @@ def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
 
 
 def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
+    """The cells of an array: path, shape, what changed, mean and largest relative change."""
     shapes = ["" if shape is None else str(list(shape)) for shape in (change.shape_before, change.shape_after)]
     if not all(shapes):
         return change.path, "".join(shapes), f"only in round {before if shapes[0] else after}", "", ""
@@ -186,9 +199,9 @@ def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
         return change.path, shapes[0], "unchanged", "", ""
     if not change.clients:
         return change.path, shapes[0], "changed", f"{change.mean:.3g}", ""
-    where = "" if change.largest_client is None else f" (client {change.largest_client})"
+    client = "" if change.largest_client is None else f" (client {change.largest_client})"
     count = f"{change.changed} of {change.clients} clients"
-    return change.path, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
+    return change.path, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{client}"
 
 
 def _verify(run: Path, as_json: bool) -> None:
@@ -198,27 +211,27 @@ def _verify(run: Path, as_json: bool) -> None:
     from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder, verify
 
-    opened = open_run(run)  # raises if it is none
+    opened = open_run(run)  # raises if there is no run
     terminal = console()
-    count, number, bytes, bad, problems = len(integrity.files(run)), 0, 0, 0, list[str]()
+    num_expected, files = len(integrity.files(run)), []
     with bar("files") as update:
-        for number, checked in enumerate(integrity.check(run), 1):
-            update(number, max(count, number))
-            bytes += checked.bytes
-            bad += bool(checked.problems)
-            problems += checked.problems
-            for problem in checked.problems if not as_json else ():
+        for file in integrity.check(run):
+            files.append(file)
+            update(len(files), max(num_expected, len(files)))
+            for problem in file.problems if not as_json else ():
                 terminal.print(f"damaged: {problem}", style="red", soft_wrap=True, highlight=False)
     rounds = run_folder.rounds(run)
     if not rounds:
         raise CheckpointError(f"{run} has no checkpoint to check")
+    num_bytes, damaged = sum(file.bytes for file in files), [file for file in files if file.problems]
     if as_json:
-        print_json(_checked(run, number, bytes, rounds, problems))
-    text = f"{number} files, {format_bytes(bytes)}, checkpoints {format_ranges(rounds)}"
-    if bad:
+        problems = [problem for file in damaged for problem in file.problems]
+        print_json(_verification_as_json(run, len(files), num_bytes, rounds, problems))
+    text = f"{len(files)} files, {format_bytes(num_bytes)}, checkpoints {format_ranges(rounds)}"
+    if damaged:
         newest, _ = verify.newest_good(run)
         raise CheckpointError(
-            f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
+            f"{len(damaged)} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )
     if as_json:
         return

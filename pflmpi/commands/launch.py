@@ -1,4 +1,4 @@
-"""How many ranks a run has, and their start on this machine: as forks of this process, or as new ones."""
+"""Decides how many ranks a run has, and starts them on this machine: as forks of this process or as new processes."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pflmpi.transports.detect import Launch
     from pflmpi.transports.start import Failed
 
-_MOST = 4096  # processes that `--ranks` starts on one machine
+_MOST_RANKS = 4096  # that `--ranks` starts on one machine
 
 
 def check_alone(command: str, hint: str = "") -> None:
@@ -33,12 +33,18 @@ def check_alone(command: str, hint: str = "") -> None:
 def check_ranks(ranks: int | None) -> None:
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
-    if ranks is not None and ranks > _MOST:
-        raise ConfigError(f"--ranks {ranks}: one machine starts at most {_MOST}; for more use a launcher on several")
+    if ranks is not None and ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"--ranks {ranks}: one machine starts at most {_MOST_RANKS}; for more use a launcher on several"
+        )
 
 
 def check_restarts(restarts: int, launch: "Launch", started_here: bool) -> None:
-    """Raise if this process cannot start its ranks again so often; `started_here`: it is such a rank itself."""
+    """Raise if `--restarts` is negative or cannot work under a launcher.
+
+    Args:
+        started_here: whether this process is a rank that `pflmpi` itself has started.
+    """
     if restarts < 0:
         raise ConfigError(f"--restarts {restarts}: must be at least 0")
     if restarts and launch.kind != "alone" and not started_here:
@@ -49,17 +55,17 @@ def check_restarts(restarts: int, launch: "Launch", started_here: bool) -> None:
 
 
 def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:
-    """Ranks of a run started alone: one per GPU that it may use, otherwise one per `threads` cores.
+    """Number of ranks of a run without a launcher: one per GPU that it may use, otherwise one per `threads` cores.
 
     Args:
-        jobs: runs at a time, which share them.
+        jobs: runs at a time, which share the GPUs or cores.
     """
     gpus = num_gpus(runtime, jobs)
     return max(1, num_cores(os.environ) // (jobs * runtime.threads) if gpus is None else gpus)
 
 
 def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
-    """GPUs of this node that each of some runs at a time may use; None: they compute on CPUs."""
+    """Number of GPUs of this node for each of `jobs` runs at a time; None if they compute on CPUs."""
     if runtime.device == "cpu":
         return None
     import torch
@@ -71,10 +77,10 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
 
 
 def num_ranks(requested: int | None, config: "Config", launch: "Launch") -> int:
-    """Ranks of a run: those that a launcher has started, or those to start.
+    """Number of ranks of a run: those that a launcher has started, or those to start.
 
     Args:
-        requested: by `--ranks`.
+        requested: the value of `--ranks`.
     """
     transport = config.runtime.transport
     if launch.kind != "alone":
@@ -101,11 +107,13 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
     A rank that fails shows its own error, and the others are stopped.
 
     Args:
-        rank_main: what a rank does in a fork of this process; None where it has asked for GPUs and cannot be forked.
+        rank_main: runs a rank in a fork of this process; None if this process has used the GPU driver, which forbids
+            forks.
         restarts: how often all ranks are started again after one was killed.
 
     Raises:
         RunError: a rank has ended without showing why.
+        Stopped: a signal stopped a rank before the run had begun.
     """
     from pflmpi.transports.detect import RESTARTED
 
@@ -119,13 +127,13 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
         if not killed or restarted == restarts:
             break
         assert failed is not None
-        text = f"rank {failed.rank} was killed by signal {-failed.code}; all start again from the newest checkpoint"
-        print(f"pflmpi: {text} ({restarted + 1} of {restarts})", file=sys.stderr, flush=True)
+        event = f"rank {failed.rank} was killed by signal {-failed.code}; all start again from the newest checkpoint"
+        print(f"pflmpi: {event} ({restarted + 1} of {restarts})", file=sys.stderr, flush=True)
     if failed is None:
         return 0
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):
         return failed.code
-    if -failed.code in FORWARDED.values():  # to a rank that did not yet watch for signals
+    if -failed.code in FORWARDED.values():  # the rank was not yet watching for signals
         raise Stopped(f"{described(-failed.code)} before the run had begun; start it again")
     how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
     raise RunError(
@@ -134,7 +142,7 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
 
 
 def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
-    """The rank that failed first; None when all succeeded."""
+    """Start all ranks and wait for them; return the rank that failed first, None if all succeeded."""
     from pflmpi.transports.start import fork_ranks, run_anew
 
     return fork_ranks(ranks, rank_main or partial(run_anew, ["-P", "-m", "pflmpi", *words]))

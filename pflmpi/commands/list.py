@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line for each name, or all about one; return the exit code."""
+    """Print a line for each name, or a description of one name or section; return the exit code."""
     from pflmpi.commands.described import catalogue, described, markdown, overview, sections_of_names
     from pflmpi.terminal import console, print_json
 
@@ -36,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
         print(markdown())
         return 0
     terminal = console()
-    names = options.name is None or options.name in sections_of_names()
-    for line in overview(options.name) if names else described(options.name):
-        terminal.print(line, no_wrap=isinstance(line, str) and names, overflow="ellipsis")
+    if options.name is None or options.name in sections_of_names():
+        for line in overview(options.name):
+            terminal.print(line, no_wrap=True, overflow="ellipsis")
+        return 0
+    for part in described(options.name):
+        terminal.print(part, no_wrap=False, overflow="ellipsis")
     return 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 1
 _GIB = 2.0**30
 _MOST_RANKS = 10_000
-_ALIKE = 0.05  # ranks that need about the same are shown in one line
+_ALIKE = 0.05  # relative difference of memory up to which ranks share a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what a run will need; return 1 if that will not fit."""
+    """Show the resources that a run needs; return 1 if they do not fit."""
     began = time.perf_counter()
 
     from pflmpi.config.load import load
@@ -56,9 +56,14 @@ def run(options: argparse.Namespace) -> int:
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
     forecast = predict(config, resources)
     problems = advice.problems(forecast, Path("runs"))
-    crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
-    notes = [*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)]
-    notes += [text] if (text := privacy.statement(forecast.experiment)) else []
+    notes = [
+        *advice.useless(forecast),
+        forecast.ranks.remark,
+        *forecast.measured.remarks,
+        *_assumptions(forecast),
+        privacy.statement(forecast.experiment),
+    ]
+    notes = [note for note in notes if note]
     if options.json:
         print_json({"fits": not problems, "problems": problems, "notes": notes, **_predicted(forecast, imports)})
         return _DOES_NOT_FIT if problems else 0
@@ -73,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resources(options: argparse.Namespace) -> "Resources":
-    """Machines to plan for, from the options; raise if that is impossible."""
+    """The machines to plan for, from the options; raise `ConfigError` if those are impossible."""
     from pflmpi.forecast.forecast import Resources
     from pflmpi.transports.detect import detect
 
@@ -112,7 +117,7 @@ def _resources(options: argparse.Namespace) -> "Resources":
 
 
 def _predicted(forecast: "Forecast", imports: float) -> dict[str, Any]:
-    """The forecast in JSON; `imports` as in `_run_table`."""
+    """The forecast for JSON; `imports` as in `_run_table`."""
     from pflmpi.forecast import advice
 
     resources, disk, seconds = forecast.resources, forecast.disk, forecast.seconds
@@ -162,7 +167,7 @@ def _rank(forecast: "Forecast", rank: int) -> dict[str, Any]:
 
 
 def _ranks_table(forecast: "Forecast") -> "Table":
-    """A line for each group of ranks that need the same."""
+    """A line for each group of consecutive ranks that need about the same memory."""
     from rich.table import Table
 
     on_gpu = any(number is not None for number in forecast.ranks.gpu)
@@ -180,7 +185,11 @@ def _ranks_table(forecast: "Forecast") -> "Table":
 
 
 def _run_table(forecast: "Forecast", imports: float) -> "Table":
-    """What nodes, rounds and checkpoints take; `imports` is the seconds of one process before it reads data."""
+    """Memory of nodes, bytes and seconds of rounds, size of checkpoints.
+
+    Args:
+        imports: seconds that a process needs before it reads data.
+    """
     from rich.table import Table
 
     from pflmpi.forecast import advice
@@ -217,6 +226,7 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
 
 
 def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
+    """Yield the lines of the table with estimated seconds; none if nothing was timed."""
     seconds, training = forecast.seconds, forecast.experiment.config.training
     if seconds is None:
         return
@@ -227,7 +237,8 @@ def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
     yield "a few steps were timed on", forecast.measured.device
 
 
-def _assumed(forecast: "Forecast") -> Iterator[str]:
+def _assumptions(forecast: "Forecast") -> Iterator[str]:
+    """Yield notes on what the forecast assumes about the network and the transport."""
     if forecast.seconds is not None and forecast.seconds.messages is None:
         yield "seconds of messages are estimated with --delay and --rate, between nodes alone"
     if forecast.transport == "torch" and forecast.ranks.runtime.transport == "auto":
@@ -235,7 +246,7 @@ def _assumed(forecast: "Forecast") -> Iterator[str]:
 
 
 def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemory, str]]":
-    """Yield the first and last rank of each group, its largest, and how many clients its ranks have."""
+    """Yield the first and last rank of each group, its rank with most memory, and the client counts of its ranks."""
     first = 0
     for rank in range(1, len(ranks) + 1):
         if rank < len(ranks) and rank > 1 and _alike(ranks[first], ranks[rank]):

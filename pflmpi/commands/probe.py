@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Probe a checkpoint and print where the result is; return the exit code."""
+    """Probe a checkpoint and print the path of the result; return the exit code."""
     import numpy as np
     import torch
 
@@ -50,9 +50,10 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(num_cores(os.environ))
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
-    everyone, trained = np.arange(round.num_clients), np.flatnonzero(round.trained)
-    many = len(everyone) > MOST_CLIENTS and len(trained) >= options.clients
-    clients = np.array(spread_over(trained if many else everyone, options.clients))
+    candidates, trained = np.arange(round.num_clients), np.flatnonzero(round.trained)
+    if round.num_clients > MOST_CLIENTS and len(trained) >= options.clients:
+        candidates = trained
+    clients = np.array(spread_over(candidates, options.clients))
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
         layers = compare_layers(round, experiment, clients, samples, update)

@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar for whatever takes long, the rounds of a run, and a table at its end."""
+"""Progress on the terminal: a bar for slow work, the rounds of a run, and a table at its end."""
 
 import math
 import sys
@@ -17,9 +17,9 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import main_measure, measured_rounds
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
-from pflmpi.text import format_bytes, printable
+from pflmpi.text import format_bytes, printable, short_name
 
-if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
+if TYPE_CHECKING:  # both need torch, and `bar` is used without it
     from pflmpi.config.load import Config
     from pflmpi.runtime.progress import Progress as Round
 
@@ -35,10 +35,10 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def round_display() -> Callable[[str], None]:
-    """What shows the line of a round: in a Jupyter notebook in place of the one before, elsewhere on stderr."""
+    """Make the function that shows the line of a round: in a notebook it replaces the last, elsewhere it is printed."""
     if not console().is_jupyter:
         return lambda line: print(line, file=sys.stderr, flush=True)
-    displays: list[Any] = []  # made with its first text
+    displays: list[Any] = []  # one, made by the first call
 
     def show(text: str) -> None:
         content = {"text/plain": printable(text)}
@@ -51,15 +51,15 @@ def round_display() -> Callable[[str], None]:
 
 
 class RunProgress:
-    """Shows rounds as they end: on a terminal in a bar, in a notebook in one line, elsewhere (a log) in a line each.
+    """Shows rounds as they end: as a bar on a terminal, as one changing line in a notebook, elsewhere as a line each.
 
-    Every rank has one, and rank 0 calls it.
+    Every rank makes one, but only rank 0 calls it.
 
     Args:
         config: of the run.
         quiet: show nothing.
-        bar: show the bar also where this seems to be no terminal.
-        rank: of this process; others than rank 0 show nothing.
+        bar: show the bar even if stderr is not a terminal.
+        rank: of this process; only rank 0 shows anything.
     """
 
     def __init__(self, config: "Config", quiet: bool, bar: bool, rank: int) -> None:
@@ -67,8 +67,8 @@ class RunProgress:
         self._quiet = quiet
         self._config = config.resolved()
         self._score = f"{main_measure(self._config, ()).words} -"
-        self._moved = [0, 0]
-        self._seconds: list[dict[str, float]] = []  # of the rounds of this process, as in metrics.csv
+        self._up_bytes, self._down_bytes = 0, 0
+        self._seconds: list[dict[str, float]] = []  # as in metrics.csv, of rounds of this process
         terminal = console(stderr=True, force_terminal=True if bar else None)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
         hidden = quiet or rank > 0 or not terminal.is_terminal
@@ -92,17 +92,17 @@ class RunProgress:
             if (unseen := values.get(f"unseen_{measure.column}")) is not None:
                 self._score += f" (unseen {measure.text(unseen)})"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
-        self._moved = [self._moved[0] + up, self._moved[1] + down]
+        self._up_bytes, self._down_bytes = self._up_bytes + up, self._down_bytes + down
         testing = round.seconds["evaluation"]
         self._seconds.append({"seconds": round.seconds["round"], "evaluation_seconds": testing})
-        del self._seconds[1:-10]  # the speed is that of the last ones
+        del self._seconds[1:-10]  # `seconds_per_round` uses the last ones
         left = (self._rounds - round.round) * (seconds_per_round(self._seconds) or 0.0)
         rest = f"  left {clock(left)}" if round.round < self._rounds else ""
-        if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
+        if testing > round.seconds["compute"] / 2:  # so much that `evaluation.every` is worth setting
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:
-            moved = f"up {format_bytes(self._moved[0])}  down {format_bytes(self._moved[1])}{rest}"
-            self._bar.update(self._task, completed=round.round, description=f"{self._score}  {moved}")
+            traffic = f"up {format_bytes(self._up_bytes)}  down {format_bytes(self._down_bytes)}"
+            self._bar.update(self._task, completed=round.round, description=f"{self._score}  {traffic}{rest}")
         elif not self._quiet:
             self._show_line(
                 f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
@@ -116,7 +116,7 @@ def show_summary(run: Path, config: "Config") -> None:
     raw = config.resolved()
     tested = measured_rounds(raw, rows)
     measure, last, best = tested.measure, tested.last, tested.best
-    title = f"{raw['algorithm']['name'].rpartition(':')[2]} on {config.data.name}"
+    title = f"{short_name(raw['algorithm']['name'])} on {config.data.name}"
     table = Table(title=title, title_style="", show_header=False)
     early = EarlyStop(config.training.stop, rows)
     table.add_row("rounds", f"{len(rows)} of {config.training.rounds}: {early.why}" if early.met else str(len(rows)))
@@ -135,14 +135,15 @@ def show_summary(run: Path, config: "Config") -> None:
             table.add_row(words, text)
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
-    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # not of rounds whose figures were lost
+    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # empty if metrics.csv was lost
     lost = len(rows) - len(seconds)
     for way in ("up", "down"):
-        logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
-        table.add_row(
-            f"{way}: as papers count, on the wire", "-" if lost else f"{format_bytes(logical)}, {format_bytes(wire)}"
-        )
-    slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
+        logical = sum(int(row[f"{way}_bytes"]) for row in rows)
+        wire = sum(int(row[f"wire_{way}_bytes"]) for row in rows)
+        total = "-" if lost else f"{format_bytes(logical)}, {format_bytes(wire)}"
+        table.add_row(f"{way}: as papers count, on the wire", total)
+    slowest = sum(float(row.get("compute_seconds") or 0) for row in rows)
+    waiting = sum(float(row.get("waiting_seconds") or 0) for row in rows)
     if waiting:
         table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
     total = "-" if lost else f"{sum(seconds):.1f}"

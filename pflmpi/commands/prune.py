@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete what no kept checkpoint needs, unless it is a dry run; print how much that is; return the exit code."""
+    """Delete the files that no kept checkpoint needs, or only count them; print their size; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.store import pruning, run_lock
 

@@ -1,4 +1,4 @@
-"""A rank of `pflmpi run` or `resume`: connected to the others, through all rounds, ended together with them."""
+"""A rank of `pflmpi run` or `resume`: connects to the others, runs all rounds, and ends together with them."""
 
 import argparse
 import json
@@ -54,20 +54,16 @@ from pflmpi.transports.slurm import allocated, end_of_job
 
 _log = logging.getLogger(__name__)
 
-Start = Callable[[Config, Path, RankContext, Observer], Path]  # starts or continues a run; its folder
+Start = Callable[[Config, Path, RankContext, Observer], Path]  # starts or continues a run, and returns its folder
 
-# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
-# shown by rank 0, and losing another rank is only a consequence.
+# Seconds before a rank shows an error that follows from another rank's: that one shows the cause, and the launcher then
+# stops this rank.
 _HEAD_START = 3.0
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a rank is to do.
-
-    Attributes:
-        start: starts or continues the run there, and returns the folder.
-    """
+    """A run to start or continue: its configuration and folder, and the function that does it."""
 
     config: Config
     folder: Path
@@ -76,12 +72,13 @@ class Prepared:
 
 @dataclass
 class _Rank:
-    """What the end of a rank depends on, as far as the rank has come.
+    """State that the end of a rank depends on, filled in as the rank gets there.
 
     Attributes:
         launch: how it was started.
-        resumable: the run that this process tells the user of after Ctrl-C; None where another process does.
-        transport: to the other ranks.
+        folder: of the run.
+        resumable: the run to name after Ctrl-C; None if another process does so.
+        transport: to the other ranks; None before it is connected.
     """
 
     launch: Launch = ALONE
@@ -93,12 +90,12 @@ class _Rank:
 def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
     """Run an experiment on this rank, or start all ranks if no launcher has; return the exit code.
 
-    Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
+    With several ranks the process exits here: in order if all ranks know why, otherwise by aborting all of them.
     """
     rank = _Rank()
     try:
         return _start(rank, options, prepare)
-    except (CollectiveError, Stopped) as reason:  # on every rank
+    except (CollectiveError, Stopped) as reason:  # raised on every rank
         _end_together(rank, reason, options)
     except KeyboardInterrupt:
         if rank.resumable is not None and rounds(rank.resumable):
@@ -129,8 +126,8 @@ def _start(rank: _Rank, options: argparse.Namespace, prepare: Callable[[Launch],
         rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
         words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
         return start_ranks(ranks, words, rank_main, options.restarts)
-    if launch.restarts and (before := exit_code_before(os.environ)) is not None:
-        return before  # torchrun starts ranks again whatever they ended with
+    if launch.restarts and (code := exit_code_before(os.environ)) is not None:
+        return code  # torchrun restarts ranks after any exit code
     _run_rounds(rank, prepared, options)
 
 
@@ -146,18 +143,18 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
         noted_signals(stop, lambda: bool(ended(transport.peers))),
     ):
         early_signals.begun()
-        placed, context = context_of(config, transport, launch, stop, options.take_over)
+        resolved, context = context_of(config, transport, launch, stop, options.take_over)
         announce = partial(show_start, config, prepared.folder, context, launch, options.quiet)
         context = replace(context, announce=announce)
         observe = progress if options.rounds_file is None else _recording(progress, options.rounds_file)
-        run = prepared.start(placed, prepared.folder, context, observe)
+        run = prepared.start(resolved, prepared.folder, context, observe)
     if transport.rank == 0:
         show_summary(run, config)
     _leave(transport, 0)
 
 
 def _recording(observe: Observer, file: Path) -> Observer:
-    """An observer that also appends the line of each round to a file, as JSON."""
+    """Make an observer that also appends the columns of each round to a file, as a line of JSON."""
 
     def record(round: Progress) -> None:
         observe(round)
@@ -168,7 +165,7 @@ def _recording(observe: Observer, file: Path) -> Observer:
 
 
 def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argparse.Namespace) -> NoReturn:
-    """End with the other ranks, which all know the reason; rank 0 shows it."""
+    """End all ranks, which all know the reason; rank 0 shows it."""
     transport = rank.transport
     assert transport is not None and rank.folder is not None
     if isinstance(reason, CollectiveError):
@@ -181,15 +178,15 @@ def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argpa
         show(error, file=options.error_file)
         show_usage(rank.folder)
     with suppress(TransportError):
-        transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
+        transport.barrier()  # otherwise a launcher may kill rank 0 before it has shown the error
     _leave(transport, error.exit_code)
 
 
 def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> int:
-    """Show the error of this rank alone and end all ranks; alone, return its exit code."""
+    """Show an error that only this rank has, and abort all ranks; without others, return its exit code."""
     connected = rank.transport is not None
-    where = None if isinstance(error, PflmpiError) else outside.cause(error)
-    fault = RunError(where) if where else explained(error, RunError if connected else UserError)
+    cause = None if isinstance(error, PflmpiError) else outside.cause(error)
+    fault = RunError(cause) if cause else explained(error, RunError if connected else UserError)
     if isinstance(fault, TransportError) or (not connected and rank.launch.rank > 0):
         time.sleep(_HEAD_START)
     code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
@@ -199,104 +196,106 @@ def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> in
 
 
 def connect(config: Config, launch: Launch) -> Transport:
+    """Connect to the other ranks; the process exits if that takes longer than the timeout."""
     runtime = config.runtime
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
-    late = partial(exit_unconnected, launch.rank, os.environ)
-    return open_transport(runtime.transport, launch, timeout, late)
+    return open_transport(runtime.transport, launch, timeout, partial(exit_unconnected, launch.rank, os.environ))
 
 
 def context_of(
     config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
 ) -> tuple[Config, RankContext]:
-    """Where this rank computes, once all ranks know each other, and the configuration with what follows from that.
+    """Agree with the other ranks on devices; return the configuration that results, and the context of this rank.
 
     Raises:
-        CollectiveError: on all ranks, where the ranks cannot compute together.
+        CollectiveError: on all ranks, if the ranks cannot compute together.
     """
-    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    introduce(transport, Peer.here(cores(), seen, requested_gpus(os.environ)))
-    placed = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
-    if transport.rank == 0 and placed.remark():
-        _log.warning("%s", placed.remark())
-    device = device_of(placed, transport.rank)
+    visible_gpus = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    introduce(transport, Peer.here(cores(), visible_gpus, requested_gpus(os.environ)))
+    placement = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
+    if transport.rank == 0 and placement.remark():
+        _log.warning("%s", placement.remark())
+    device = device_of(placement, transport.rank)
     fix_kernels(device, config.runtime, config.training)
-    limit_memory(placed, transport.rank, config.runtime)
-    between_gpus = gpu_messages(placed, transport.name, config.runtime.between_gpus)
+    limit_memory(placement, transport.rank, config.runtime)
+    between_gpus = gpu_messages(placement, transport.name, config.runtime.between_gpus)
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
     if between_gpus.text and transport.rank == 0:
         _log.info("large messages: %s", between_gpus.text)
-    if placed.serves_only:
+    if placement.serves_only:
         config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
-    start = start_here(transport.peers)
-    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over, start)
+    start = _describe_start(transport.peers)
+    context = RankContext(transport, device, placement.slots, placement.models, stop, launch.jobs, take_over, start)
     return config, context
 
 
-def start_here(peers: Sequence[Peer]) -> job_file.Start:
-    """What has started this run, and where, as this rank knows it."""
+def _describe_start(peers: Sequence[Peer]) -> job_file.Start:
+    """Time, hosts, resources, interpreter and versions of this start; in a job, the resources are those allocated."""
     hosts = tuple(dict.fromkeys(peer.host for peer in peers))
-    seen = len({(peer.host, core) for peer in peers for core in peer.cores})
-    nodes, cores, gpus = allocated(os.environ)
-    gpus = gpus or len({gpu.uuid for peer in peers for gpu in peer.gpus})
+    core_count = len({(peer.host, core) for peer in peers for core in peer.cores})
+    gpu_count = len({gpu.uuid for peer in peers for gpu in peer.gpus})
+    job_nodes, job_cores, job_gpus = allocated(os.environ)
+    resources = (job_nodes or len(hosts), job_cores or core_count, job_gpus or gpu_count)
     versions = (pflmpi.__version__, torch.__version__)
-    where = (hosts, len(peers), nodes or len(hosts), cores or seen, gpus)
-    return job_file.Start(time.time(), *where, sys.executable, *versions)
+    return job_file.Start(time.time(), hosts, len(peers), *resources, sys.executable, *versions)
 
 
 def show_start(config: Config, folder: Path, context: RankContext, launch: Launch, quiet: bool) -> None:
-    """Print what starts, and a line with interpreter, versions, ranks and hosts, job and restarts."""
-    complete = max(run_folder.rounds(folder), default=0) >= config.training.rounds  # which has been said
-    if complete or (quiet and not launch.jobs):
+    """Print a line on the run that starts, and one with interpreter, versions, ranks and hosts, job and restarts."""
+    is_complete = max(run_folder.rounds(folder), default=0) >= config.training.rounds  # of which the user is told
+    if is_complete or (quiet and not launch.jobs):
         return
     if not quiet:
-        print(start_line(config, folder, context.transport.size), file=sys.stderr, flush=True)
+        print(_format_run(config, folder, context.transport.size), file=sys.stderr, flush=True)
     words = [str(context.start), *(f"{job}, restart {restarts}" for job, restarts in launch.jobs.items())]
     words += [f"start {launch.restarts + 1} of these ranks"] if launch.restarts else []
     print("; ".join(words), file=sys.stderr, flush=True)
 
 
 def end_of_jobs(transport: Transport) -> float | None:
-    """End of this batch job; one rank asks, because a thousand would overwhelm the queue manager."""
-
+    """Time at which this batch job ends, None if unknown; only rank 0 asks, to spare the queue manager."""
     own = end_of_job(os.environ) if transport.rank == 0 else None
     end = float(transport.maximum(np.array([-np.inf if own is None else own]))[0])
     return None if end == -np.inf else end
 
 
-def start_line(config: Config, folder: Path, ranks: int) -> str:
-    """The run in one line; a folder with checkpoints is one that goes on."""
+def _format_run(config: Config, folder: Path, ranks: int) -> str:
+    """The run in one line, with the round after which it continues if there are checkpoints."""
     sections = config.resolved()
     models = sections["model"] if isinstance(sections["model"], list) else [sections["model"]]
     algorithm, *names = (short_name(section["name"]) for section in (sections["algorithm"], *models))
-    clients = [pluralize(config.partition.clients, "client")] if config.partition.clients else []
-    what = [
-        f"{algorithm} with {join_truncated(list(dict.fromkeys(names)))} on {short_name(config.data.name)}",
-        *clients,
-    ]
-    what.append(pluralize(config.training.rounds, "round"))
-    if done := run_folder.rounds(folder)[-1:]:
-        what.append(f"goes on after round {done[0]}")
+    parts = [f"{algorithm} with {join_truncated(list(dict.fromkeys(names)))} on {short_name(config.data.name)}"]
+    if config.partition.clients:
+        parts.append(pluralize(config.partition.clients, "client"))
+    parts.append(pluralize(config.training.rounds, "round"))
+    if checkpoints := run_folder.rounds(folder):
+        parts.append(f"goes on after round {checkpoints[-1]}")
     devices = num_gpus(config.runtime)
     where = f"with {pluralize(devices, 'GPU')} on this node" if devices else "on CPU"
-    return f"{', '.join(what)}; {pluralize(ranks, 'rank')}, {where}; writes {folder}"
+    return f"{', '.join(parts)}; {pluralize(ranks, 'rank')}, {where}; writes {folder}"
 
 
 def _stop_at_eof() -> None:
-    """Stop after the round once nobody holds the other end of stdin."""
+    """Wait until the other end of stdin is closed, and ask for a stop after the round."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(transport: Transport, code: int) -> NoReturn:
+    """Exit in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)
     transport.exit(code)
 
 
 def _abort(transport: Transport | None, code: int, lost: bool = False) -> int:
-    """End all ranks; alone, return the code. `lost`: because another rank was."""
+    """Abort all ranks; without others, return the code.
+
+    Args:
+        lost: whether another rank was lost, so that the exit file keeps saying so.
+    """
     sys.stdout.flush()
     if not lost:
         write_exit_code(os.environ, code)

@@ -14,7 +14,8 @@ from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
 from pflmpi.text import printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
-_LOOK, _RELOAD = 2.0, 10  # seconds between two looks for a checkpoint, and until a browser loads the page again
+_PAUSE = 2.0  # seconds between two looks for a new checkpoint
+_RELOAD = 10  # seconds until a browser loads the page again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,32 +93,33 @@ def _report_runs(options: argparse.Namespace) -> int:
     for target in options.target:
         check_target("--target", target)
     out = options.out or Path("report")
-    runs = [run for path in options.paths for run in runs_in(path) or [path]]  # what is no run is refused below
+    runs = [run for path in options.paths for run in runs_in(path) or [path]]  # `write_report` refuses other folders
     pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
-    goes_on, told = watch.goes_on(runs), False
+    are_running, has_announced = watch.watch_runs(runs), False
     while True:
-        before, reload = _newest(runs), _RELOAD if options.watch and goes_on() else 0
+        checkpoints, reload = _newest_checkpoints(runs), _RELOAD if options.watch and are_running() else 0
         with bar("report") as update:
             made = made_by(options.words)
             problems = write_report(runs, out, update, options.target, pictures, reload, made, options.csv)
         if not reload:
             break
-        if not told:
+        if not has_announced:
             print(printable(f"{out / PAGE} is written again after each checkpoint"), flush=True)
-            told = True
-        while goes_on() and _newest(runs) == before:
-            time.sleep(_LOOK)
+            has_announced = True
+        while are_running() and _newest_checkpoints(runs) == checkpoints:
+            time.sleep(_PAUSE)
     return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
 
 
-def _newest(runs: Sequence[Path]) -> list[list[int]]:
+def _newest_checkpoints(runs: Sequence[Path]) -> list[list[int]]:
+    """The newest checkpoint of each run; an empty list for a run without any."""
     from pflmpi.store.names import rounds
 
     return [rounds(run)[-1:] for run in runs]
 
 
 def _finish(page: Path, problems: Sequence[PflmpiError]) -> int:
-    """Print what was left out and the path of the page; return the exit code."""
+    """Print the problems of runs that were left out, and the path of the page; return the exit code."""
     for problem in problems:
         show(problem)
     print(printable(page))

@@ -43,18 +43,18 @@ def run(options: argparse.Namespace) -> int:
 
     def prepare(launch: "Launch") -> Prepared:
         resumes = options.resume or launch.restarts > 0
-        restarted = RESTARTED in os.environ or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        if options.out is None and options.announced is None and (options.resume or restarted):
-            who = "--continue" if options.resume else "a launcher with restarts"
-            raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
+        has_restarts = RESTARTED in os.environ or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if options.out is None and options.announced is None and (options.resume or has_restarts):
+            by = "--continue" if options.resume else "a launcher with restarts"
+            raise ConfigError(f"{by} without --out: a run that is started again must find its folder; give --out DIR")
         default = Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = options.announced or options.out or default
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
         arguments.check_config(options.config)
         if launch.kind == "alone" and not resumes:
-            experiment.refuse_existing(folder)  # here too: before the ranks are started
-        go = partial(experiment.run, resume="if_there" if resumes else "never", changed_code=options.changed_code)
-        return Prepared(load(options.config, options.overrides), folder, go)
+            experiment.refuse_existing(folder)  # `experiment.run` does so too, but only on the ranks
+        start = partial(experiment.run, resume="if_there" if resumes else "never", changed_code=options.changed_code)
+        return Prepared(load(options.config, options.overrides), folder, start)
 
     return run_rank(options, prepare)

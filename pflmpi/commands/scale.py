@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure or submit what is not measured yet; return the exit code."""
+    """Measure the runs that are missing, or submit jobs that do; return the exit code."""
     check_alone("scale")
     if options.submit and options.to is not None:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
@@ -68,15 +68,16 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--json with --submit, which ends before anything is measured; leave it out")
     if options.submit:
         return _submit(options)
-    of_slurm = {f"--{name}": value for name, value in batch_script.given(options).items()} | {"--": options.sbatch}
-    for name, value in {**of_slurm, "--setup": options.setup, "--dry-run": options.dry_run}.items():
+    sbatch_options = {f"--{name}": value for name, value in batch_script.given(options).items()}
+    others = {"--": options.sbatch, "--setup": options.setup, "--dry-run": options.dry_run}
+    for name, value in {**sbatch_options, **others}.items():
         if value:
             raise ConfigError(f"{name} is for --submit, which is not given; leave it out")
     return _measure(options)
 
 
 def _measure(options: argparse.Namespace) -> int:
-    """Measure what is not measured yet, here or in the Slurm job that this is in; return the exit code."""
+    """Measure the runs that are missing, as steps of the Slurm job if this is in one; return the exit code."""
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
     from pflmpi.scaling.experiment import folder, runs
@@ -106,7 +107,11 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, as_json: bool) -> int:
-    """Show what was measured, and write it unless other jobs may do so too; the exit code."""
+    """Show the results, and write them if this measures all points; return the exit code.
+
+    Args:
+        whole: False in the job of one point.
+    """
     from pflmpi.scaling.extrapolation import fit, summary
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.results import results, write_table
@@ -137,7 +142,7 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, a
 
 
 def _experiment(measured: "Results") -> dict[str, Any]:
-    """The points of an experiment in JSON; what was not measured is null."""
+    """The points of an experiment for JSON; missing measurements are null."""
     scaling = measured.scaling
     return {
         "out": measured.out,
@@ -161,7 +166,7 @@ def _point(measured: "Results", point: "Point") -> dict[str, Any]:
 
 
 def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | None:
-    """The fitted law in JSON, each value with its 95 % interval."""
+    """The fitted law for JSON, each value with its 95 % interval."""
     if law is None or to is None:
         return None
     values: dict[str, Any] = {"ranks": to}
@@ -171,7 +176,7 @@ def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | 
 
 
 def _show(measured: "Results") -> None:
-    """Print a line for each point, where it was measured, and what is wrong."""
+    """Print a line for each point, the hardware that it was measured on, and the problems."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -233,7 +238,7 @@ def _submit(options: argparse.Namespace) -> int:
 
 
 def _words(options: argparse.Namespace, scaling: "Scaling", out: Path) -> list[str]:
-    """The command line of the job of a point, but for `--only`."""
+    """The command line of the job of a point, without its `--only`."""
     words = ["scale", str(options.config), *arguments.words_of_overrides(options), "--mpi", options.mpi]
     words += ["--ranks", ",".join(map(str, scaling.ranks)), "--mode", scaling.mode, "--out", str(out)]
     return [*words, "--repeats", str(scaling.repeats), "--rounds", str(scaling.rounds)]
@@ -242,10 +247,13 @@ def _words(options: argparse.Namespace, scaling: "Scaling", out: Path) -> list[s
 def _requested(
     options: argparse.Namespace, config: "Config", on_gpus: bool, cores: int | None
 ) -> "tuple[Scaling, Path]":
-    """The experiment with what its folder has of it, and the folder; raise if it is impossible.
+    """The experiment that the options ask for, joined with the one in its folder, and the folder.
 
     Args:
         cores: of this machine; None in a Slurm job, which has as many as the largest point has ranks.
+
+    Raises:
+        ConfigError: the experiment is impossible.
     """
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.scaling import experiment, running

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Go on with a search to its end, or submit its next step; return the exit code."""
+    """Start or continue a search until it is done, or submit its next step; return the exit code."""
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -84,20 +84,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_validation(selected: "Sequence[tuple[Cell, Config]]") -> None:
-    """Refuse cells without validation samples, which data and partitions of the user's own may have."""
+    """Raise `ConfigError` for cells without validation samples; data and partitions of the user's own may have some."""
     from pflmpi.experiment.build import load_federation
 
-    having: list[object] = []
+    checked: list[object] = []
     for cell, config in selected:
-        if config.data.validation or (config.data, config.partition) in having:
+        if config.data.validation or (config.data, config.partition) in checked:
             continue
         if not load_federation(config).validation:
             raise ConfigError(f"{cell.row}/{cell.column} has no validation samples; set data.validation, such as 0.1")
-        having.append((config.data, config.partition))
+        checked.append((config.data, config.partition))
 
 
 def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
-    """The seed of the trials, which is none of those that the best ones are tested with."""
+    """The seed of the trials; it must not be one of the seeds that test the best trials."""
     if options.seed is None:
         return next(seed for seed in range(len(table.seeds) + 1) if seed not in table.seeds)
     if options.seed in table.seeds or options.seed < 0:
@@ -106,10 +106,11 @@ def _seed(options: argparse.Namespace, table: "SweepTable") -> int:
 
 
 def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequence[Cell]", trials: bool = False) -> int:
-    """Run what is left of the cells of a table, or submit it; 0 once all are done, or have diverged if they may.
+    """Run the unfinished cells of a table, or submit them; return 0 once all are done, else the exit code.
 
     Args:
-        trials: they may diverge, and stay as they are; others, of an earlier best trial, start anew.
+        trials: whether the cells are trials. A trial may diverge, which counts as done, and its configuration never
+            changes; the cells of the final test start anew if another trial is the best now.
     """
 
     def is_left() -> bool:
@@ -120,9 +121,9 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
     if not is_left():
         return 0
     words = [str(file), "--out", str(out), *([] if trials else ["--anew"])]
-    behind = [cell for cell in cells if _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
-    if len(behind) < len(cells):  # others have gone on in a search with a smaller budget
-        words += [word for cell in behind for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
+    not_ahead = [cell for cell in cells if _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
+    if len(not_ahead) < len(cells):  # the others have more rounds, from a search with a smaller budget
+        words += [word for cell in not_ahead for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
         code = _call(options, "submit", "--array", *words, *arguments.shell_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
@@ -133,13 +134,18 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
 
 
 def _call(options: argparse.Namespace, command: str, *words: str) -> int:
+    """Run another command of `pflmpi` in this process; return its exit code."""
     from pflmpi.cli import main
 
     return main([command, *["--debug"] * options.debug, *words])
 
 
 def _is_left(cell: "Cell", out: Path, changes: bool = False) -> bool:
-    """Whether a run has rounds left; one with other settings has where these may change, and else is refused."""
+    """Whether a run has rounds left.
+
+    Args:
+        changes: whether its settings may change: then a run with other settings counts as left, else it is refused.
+    """
     from pflmpi.analysis.table import is_of
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
@@ -165,9 +171,9 @@ def _has_diverged(cell: "Cell", out: Path) -> bool:
 
 
 def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
-    """What trials are sorted by, and the figure of the table on validation samples; NaN where values diverged.
+    """Sort key of a trial (lower is better), and its figure on validation samples; inf and NaN if it diverged.
 
-    Of all rounds that the cell is to have now, whatever it has in a later step.
+    Only rounds up to those of the current step count, even if the trial has more from a later one.
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.table import metric_name, metric_of, pick
@@ -177,7 +183,10 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
         return math.inf, math.nan
     rounds, run = cell.raw["training"]["rounds"], open_run(cell.run(out))
     columns, metric = run.columns, table.metric
-    measures = {name: columns[other][:rounds] for name in columns if (other := of_validation(name)) in columns}
+    measures = {}  # on validation samples, by the names of those on test samples
+    for name in columns:
+        if (validation := of_validation(name)) in columns:
+            measures[name] = columns[validation][:rounds]
     if metric in (None, "spread") or metric_of(metric).column not in measures:
         metric = metric_name(run.main_measure)
     value = pick(measures, metric, table.figure)
@@ -208,14 +217,14 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     if code := _complete(options, file, runs, cells):
         return code
     code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
-    shown = with_metric(tuned, cells, runs)
-    lines = _compared(shown, cells, runs)
+    table = with_metric(tuned, cells, runs)
+    lines = _compare_rows(table, cells, runs)
     _write(out / "compared.csv", lines)
-    _show(lines, metric_of(shown.metric).name)
+    _show(lines, metric_of(table.metric).name)
     return code
 
 
-def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
+def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
     from pflmpi.analysis.metrics import CONFIDENCE, interval
     from pflmpi.analysis.run import open_run
@@ -226,29 +235,31 @@ def _compared(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[d
     for cell in cells:
         value = pick(open_run(cell.run(out)).columns, table.metric, table.figure)
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
-    shown = metric_of(table.metric)
-    digits = shown.digits
+    metric = metric_of(table.metric)
+    digits = metric.digits
     lines = []
     for column, rows in figures.items():
-        best = best_row(rows, lower_is_better(shown.column) or shown.lowest)
+        best = best_row(rows, lower_is_better(metric.column) or metric.lowest)
         for row, values in rows.items():
+            several = len(values) > 1
+            is_compared = several and best and row != best
             lines.append(
                 {
                     "column": column,
                     "row": row,
                     "mean": f"{statistics.fmean(values):.{digits}f}",
-                    "std": f"{statistics.stdev(values):.{digits}f}" if len(values) > 1 else "",
-                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if len(values) > 1 else "",
+                    "std": f"{statistics.stdev(values):.{digits}f}" if several else "",
+                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if several else "",
                     "seeds": len(values),
                     "best": best,
-                    "p": "" if row == best or len(values) < 2 or not best else f"{paired_test(values, rows[best]):.4f}",
+                    "p": f"{paired_test(values, rows[best]):.4f}" if is_compared else "",
                 }
             )
     return lines
 
 
 def best_row(figures: Mapping[str, Sequence[float]], lower: bool) -> str:
-    """The row whose mean over seeds is the best; "" where none has a figure for all of them.
+    """The row with the best mean over seeds; "" if no row has a figure for every seed.
 
     >>> best_row({"a": [math.nan, 0.1], "b": [0.2, 0.3], "c": [0.4, 0.2]}, lower=True)
     'b'
@@ -258,21 +269,21 @@ def best_row(figures: Mapping[str, Sequence[float]], lower: bool) -> str:
 
 
 def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
-    """The two-sided p of the paired t-test of two rows, whose values are of the same seeds.
+    """Two-sided p-value of the paired t-test of two rows, over the same seeds in the same order.
 
     >>> round(paired_test([1.0, 2.0, 4.0], [1.5, 3.0, 4.5]), 4)  # t = -4, 2 degrees of freedom
     0.0572
     """
     if len(differences := {value - other for value, other in zip(values, others, strict=True)}) == 1:
-        return float(differences == {0.0})  # where scipy has no figure
-    stats: Any = import_module("scipy.stats")  # here: it takes long to import
-    with warnings.catch_warnings():  # of differences that are alike but for rounding
+        return float(differences == {0.0})  # scipy divides by zero
+    stats: Any = import_module("scipy.stats")  # here, because it takes long to import
+    with warnings.catch_warnings():  # for differences that are equal but for rounding
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(stats.ttest_rel(values, others).pvalue)
 
 
 def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Print the comparison by a metric in words."""
+    """Print the comparison of rows as a table titled with the metric."""
     from rich.table import Table
 
     from pflmpi.terminal import console

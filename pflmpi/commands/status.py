@@ -31,27 +31,29 @@ def run(options: argparse.Namespace) -> int:
     """Show all jobs of this user, one job, or a run or sweep with its jobs; return the exit code."""
     from pflmpi.cluster import status, waiting
 
-    what: str | None = options.what
-    is_job = what is not None and re.fullmatch(r"\d+(_\d+)?", what)
-    named = what if what is None or is_job else _folder(expanded(what))
-    if options.wait and named is None:
-        raise ConfigError("--wait without a run or job to wait for; name it")
-    code = waiting.wait_for(named, os.environ) if options.wait and named is not None else 0
+    target: Path | str | None = options.what  # a folder, the id of a job, or all jobs
+    if isinstance(target, str) and not re.fullmatch(r"\d+(_\d+)?", target):
+        target = _folder(expanded(target))
+    code = 0
+    if options.wait:
+        if target is None:
+            raise ConfigError("--wait without a run or job to wait for; name it")
+        code = waiting.wait_for(target, os.environ)
     if options.json:
-        print_json(status.as_object(named, os.environ))
+        print_json(status.as_object(target, os.environ))
         return code
-    if named is None:
+    if target is None:
         lines = status.my_jobs(os.environ)
-    elif isinstance(named, str):
-        lines = status.one_job(named, os.environ)
+    elif isinstance(target, str):
+        lines = status.one_job(target, os.environ)
     else:
-        lines = status.one_folder(named, os.environ)
+        lines = status.one_folder(target, os.environ)
     print("\n".join(map(printable, lines)))
     return code
 
 
 def _folder(path: Path) -> Path:
-    """The folder itself, or that of the runs of a table."""
+    """The folder itself, or for a table the folder of its runs."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
     from pflmpi.sweep import table

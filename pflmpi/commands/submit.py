@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pflmpi.cluster.batch_script import BatchScript
     from pflmpi.config.load import Config
 
-_WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
+_WARNING = "USR1@120"  # signal to the ranks, and seconds before the time limit: enough for a round and a checkpoint
 _TRIAL = 10  # minutes
 _AUTO = (
     "auto: --ntasks=auto asks for as many ranks as have clients to train at once, on the GPUs or cores of the nodes; "
@@ -31,17 +32,18 @@ _AUTO = (
     "the slowest earlier run of the configuration, on as many ranks of the partition, in the folder or beside it, and "
     "10 minutes. Of an array the largest and the longest cell decide."
 )
-_OF_SITE = ("account", "partition", "qos", "mpi", "setup", "srun")
+_SITE_OPTIONS = ("account", "partition", "qos", "mpi", "setup", "srun")
 
 
 class Pending(NamedTuple):
-    """What a job has still to do.
+    """The work left for a job.
 
     Attributes:
         out: the folder of the run or sweep.
+        words: the arguments of `pflmpi` in the job.
         runs: the folders of the runs that are not done, with their configurations.
-        tasks: the number of each of them among the cells of a sweep; none for a run.
-        cells: how many a sweep has; 0 for a run.
+        tasks: the number of each of these runs among the cells of the sweep; empty for a single run.
+        cells: how many cells the sweep has; 0 for a single run.
     """
 
     out: Path
@@ -93,19 +95,20 @@ def run(options: argparse.Namespace) -> int:
     if pending is not None and (options.dry_run or options.test_only):
         _preview(options, pending)
         return 0
-    pending = pending and measured(options, pending)
+    if pending is not None:
+        pending = measured(options, pending)
     if pending is None:
         return 0
     number, log = submit(options, pending)
-    what = f", {len(pending.tasks)} of {pending.cells} cells" if pending.cells else ""
-    print_surely(f"job {number}: {pending.out}{what}")
+    cells = f", {len(pending.tasks)} of {pending.cells} cells" if pending.cells else ""
+    print_surely(f"job {number}: {pending.out}{cells}")
     print(f"log: {log}")
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, log.split('*')))}", flush=True)
     return _wait(number, pending) if options.wait else 0
 
 
 def _preview(options: argparse.Namespace, pending: Pending) -> None:
-    """Print the batch script of a job, or when it would start."""
+    """Print the batch script of a job, or with --test-only when it would start."""
     from pflmpi.cluster.submission import would_start
 
     job = _job(options, pending)
@@ -119,7 +122,7 @@ def _preview(options: argparse.Namespace, pending: Pending) -> None:
 
 
 def _wait(number: str, pending: Pending) -> int:
-    """Wait for a job, and return the exit code of its run; of an array 0 if all cells are done, 75 or 1."""
+    """Wait for a job, show its status, and return the exit code as `cluster.waiting.wait` does."""
     from pflmpi.cluster.status import one_folder
     from pflmpi.cluster.waiting import wait
 
@@ -129,24 +132,26 @@ def _wait(number: str, pending: Pending) -> int:
 
 
 def pending_work(options: argparse.Namespace) -> Pending | None:
-    """What a run or a sweep has still to do; None, and a line on the terminal, if it is done."""
-    _take_site(options)
+    """The work left of a run or a sweep; None, and a line on the terminal, if it is done."""
+    _apply_site(options)
     _check(options)
     return _pending_run(options) if options.array is None else _pending_sweep(options)
 
 
 def measured(options: argparse.Namespace, pending: Pending) -> Pending | None:
-    """What there is to do after a trial, if --trial asks for one and no earlier run says how long it will take."""
+    """Run a trial if --trial is given and no earlier run tells the time that --time=auto needs; return the work left.
+
+    Raises:
+        RunError: the trial ended before a round was complete.
+    """
     if options.trial is None:
         return pending
     from pflmpi.cluster.jobs import wait
     from pflmpi.forecast.job import Unmeasured
 
-    try:
+    with suppress(Unmeasured):
         _job(options, pending)
         return pending
-    except Unmeasured:
-        pass
     short = argparse.Namespace(**{**vars(options), "time": str(options.trial), "requeue": False, "pack": None})
     number, log = submit(short, pending)
     print(f"job {number}, a trial of at most {options.trial} minutes, is waited for; log: {log}", flush=True)
@@ -165,7 +170,7 @@ def measured(options: argparse.Namespace, pending: Pending) -> Pending | None:
 
 
 def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
-    """Submit a job for what is to do; its id, or the array's, and its log, with `*` for the task of an array."""
+    """Submit a job for the work left; return its id, and its log with `*` for the task number of an array."""
     from pflmpi.cluster import submission
 
     job = _job(options, pending)
@@ -176,14 +181,14 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     return number, submission.log_of(job.options, number)
 
 
-def _take_site(options: argparse.Namespace) -> None:
-    """Set options that were not given to those of the site's profile, which becomes `options.profile`."""
+def _apply_site(options: argparse.Namespace) -> None:
+    """Fill options that were not given from the site profile, which becomes `options.profile`."""
     options.profile = None
     if options.site is not None:
         from pflmpi.cluster import site
 
         options.profile = site.load(options.site, os.environ)
-        for name in _OF_SITE:
+        for name in _SITE_OPTIONS:
             if getattr(options, name) is None:
                 setattr(options, name, getattr(options.profile, name))
         options.setup = options.setup and Path(options.setup)
@@ -203,7 +208,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _pending_run(options: argparse.Namespace) -> Pending | None:
-    """What is still to do of a run; None, and a line on the terminal, if it is done."""
+    """The work left of a run; None, and a line on the terminal, if it is done."""
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.config.load import load
     from pflmpi.sweep.pending import run_state
@@ -212,66 +217,62 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     config = load(options.config, options.overrides)
     refuse_transport(config, _launch(options)[0])
     out = options.out or Path("runs") / options.config.stem
-    need = run_state(out, config, options.changed_code)
-    if need.problem:
-        raise CheckpointError(need.problem)
-    if need.state == "done":
-        early = need.done < config.training.rounds
-        rounds = (
-            f"{out} has stopped early after round {need.done}" if early else f"all {need.done} rounds of {out} are done"
-        )
-        print(f"{rounds}; nothing to submit")
+    state = run_state(out, config, options.changed_code)
+    if state.problem:
+        raise CheckpointError(state.problem)
+    if state.state == "done":
+        reason = f"all {state.done} rounds of {out} are done"
+        if state.done < config.training.rounds:
+            reason = f"{out} has stopped early after round {state.done}"
+        print(f"{reason}; nothing to submit")
         return None
     words = [*arguments.words_of_overrides(options), *arguments.words_of_changed_code(options)]
     return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], {out: config})
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
-    """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
+    """The cells of a table that are not done; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.sweep import table as tables
     from pflmpi.sweep.pending import cell_task, has_failed
 
     out, mpi = tables.folder(options.array, options.out), _launch(options)[0]
     cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
-    works = {}
+    tasks = {}
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, mpi)
-        work = cell_task(cell, config, out, None, options.changed_code, options.anew)
-        if work.state != "done" and (not options.failed or has_failed(cell, out)):
-            works[number] = work
-    if others := [work for work in works.values() if work.state == "other"]:
-        more = (
-            f" ({len(others) - 1} more: {join_truncated([work.cell.name for work in others[1:]])})"
-            if others[1:]
-            else ""
-        )
+        task = cell_task(cell, config, out, None, options.changed_code, options.anew)
+        if task.state != "done" and (not options.failed or has_failed(cell, out)):
+            tasks[number] = task
+    if others := [task for task in tasks.values() if task.state == "other"]:
+        names = [task.cell.name for task in others[1:]]
+        more = f" ({len(names)} more: {join_truncated(names)})" if names else ""
         raise CheckpointError(f"{others[0].cell.name}: {others[0].problem}; or leave it out with --only{more}")
-    if not works:
-        why = f"no cell in {out} has failed" if options.failed else f"all {len(cells)} cells in {out} are done"
-        print(f"{why}; nothing to submit")
+    if not tasks:
+        reason = f"no cell in {out} has failed" if options.failed else f"all {len(cells)} cells in {out} are done"
+        print(f"{reason}; nothing to submit")
         return None
-    runs = {work.cell.run(out): cells[number][1] for number, work in works.items()}
+    runs = {task.cell.run(out): cells[number][1] for number, task in tasks.items()}
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, [*words, *["--anew"] * options.anew], runs, [*works], len(cells))
+    return Pending(out, [*words, *["--anew"] * options.anew], runs, [*tasks], len(cells))
 
 
 def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
-    """How srun connects ranks, the words between it and the interpreter, and that in a container, if there is one."""
+    """The --mpi of srun, the words between srun and the interpreter, and a container's interpreter ("" for none)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--mpi", default=options.mpi or "none")
-    mpi, words = parser.parse_known_args(arguments.shell_words("--srun", options.srun or ""))
+    known, words = parser.parse_known_args(arguments.shell_words("--srun", options.srun or ""))
     if words and not words[0].startswith("-"):
         raise ConfigError(f"--srun={options.srun!r}: {words[0]!r} is no option of srun; give its options alone")
-    container = any(word.startswith("--container-image") for word in words)
+    in_container = any(word.startswith("--container-image") for word in words)
     if options.profile is not None and (image := options.profile.container):
-        container = True
+        in_container = True
         words += ["apptainer", "exec", *arguments.shell_words("container.options", image.options), image.apptainer]
-    return mpi.mpi, words, "python" if container else ""
+    return known.mpi, words, "python" if in_container else ""
 
 
 def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
-    """The cells of each task of an array.
+    """Divide cells among the tasks of an array, `size` for each.
 
     >>> packed([0, 1, 2, 5, 7], 2)
     [[0, 1], [2, 5], [7]]
@@ -280,12 +281,12 @@ def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    """The job, with what it needs in place of `auto`."""
-    logs = "%j" if options.array is None else "%A_%a"
+    """The batch script for the work left, with every `auto` replaced."""
+    id_pattern = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
         "job-name": (options.config or options.array).stem,
         "chdir": os.getcwd(),
-        "output": f"{pending.out}".replace("%", "%%") + f".{logs}.log",
+        "output": str(pending.out).replace("%", "%%") + f".{id_pattern}.log",
         "open-mode": "append",
     }
     packs = packed(pending.tasks, options.pack or 1)
@@ -314,26 +315,28 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         from pflmpi.forecast.job import sized
 
         job = sized(job, pending.runs, pending.out, os.environ)
-    return _of_site(job, options)
+    return _apply_profile(job, options)
 
 
 def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
-    """Say what `auto` has become, and how many ranks there will be where no option says it."""
+    """Print what replaces `auto`, and the number of ranks if no option states it."""
     given, threads = batch_script.given(options), next(iter(pending.runs.values())).runtime.threads
     if chosen := {name: job.options[name] for name, value in given.items() if value == "auto"}:
         print(f"pflmpi: auto is {' '.join(batch_script.words_of(chosen))}", file=sys.stderr)
-    asked = batch_script.effective({**given, **job.options}, job.others)  # GPUs are `given`, in whatever form
-    if text := batch_script.ranks(asked, threads)[1]:
+    # With those given, because the profile of a site may have turned --gpus-per-node into --gres.
+    effective = batch_script.effective({**given, **job.options}, job.others)
+    if text := batch_script.ranks(effective, threads)[1]:
         print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
 
 
-def _of_site(job: "BatchScript", options: argparse.Namespace) -> "BatchScript":
+def _apply_profile(job: "BatchScript", options: argparse.Namespace) -> "BatchScript":
     """The job with GPUs in the form of the site, and a remark that its profile was used."""
     if options.profile is None:
         return job
     from pflmpi.cluster.site import profiles_file
 
-    asked = dict(job.options)
-    if options.profile.gres and (gpus := asked.pop("gpus-per-node", None)):
-        asked["gres"] = f"{options.profile.gres}:{gpus.rpartition(':')[2]}"
-    return replace(job, options=asked, remark=f"options of --site={options.site!r}: {str(profiles_file(os.environ))!r}")
+    site_options = dict(job.options)
+    if options.profile.gres and (gpus := site_options.pop("gpus-per-node", None)):
+        site_options["gres"] = f"{options.profile.gres}:{gpus.rpartition(':')[2]}"
+    remark = f"options of --site={options.site!r}: {str(profiles_file(os.environ))!r}"
+    return replace(job, options=site_options, remark=remark)

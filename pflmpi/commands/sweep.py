@@ -24,7 +24,6 @@ from pflmpi.terminal import print_json
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
     from pflmpi.forecast.budget import Budget
-    from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.sweep.pending import CellTask
     from pflmpi.sweep.runs import SweepOutcome
     from pflmpi.sweep.table import Cell
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all cells on this machine, or some of them as a task of a job array; return the exit code."""
+    """Run all cells on this machine, or with --cell some of them as a task of a job array; return the exit code."""
     began = time.monotonic()
     _check(options)
     selected, numbers = _selected(options)
@@ -71,13 +70,13 @@ def run(options: argparse.Namespace) -> int:
     for number, cell in zip(numbers, selected, strict=True):
         try:
             code = _run(options, [cell], began, number)
-        except UserError as error:  # of this cell, such as damage in its folder
+        except UserError as error:  # of this cell alone, such as damage in its folder
             if len(selected) == 1:
                 raise
             show(error, options.debug)
             code = error.exit_code
         if code == Stopped.exit_code or code > 128:
-            return code  # there is no time left for others
+            return code  # stopped, so there is no time left for the others
         worst = max(worst, code)
     return worst
 
@@ -109,8 +108,8 @@ def _run(
         print(expected, flush=True, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         cells = {cell.name: cell for cell, _ in selected}
-        of_cells = [_planned(cells[task.cell.name], task, out, launcher) for task in _ordered(tasks, budget)]
-        print_json({"table": options.table, "out": out, "cells": of_cells})
+        plan = [_as_json(cells[task.cell.name], task, out, launcher) for task in _ordered(tasks, budget)]
+        print_json({"table": options.table, "out": out, "cells": plan})
         return 0
     if options.dry_run:
         _show_plan(_ordered(tasks, budget), launcher)
@@ -137,16 +136,17 @@ def _run(
 
 
 def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], list[int]]":
-    """The cells that the options choose, each with its configuration, and the numbers of `--cell`."""
+    """The cells chosen by the options, each with its configuration, and their numbers if --cell is given."""
     from pflmpi.cluster.jobs import parse_tasks
     from pflmpi.sweep import table as tables
 
     selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
         return selected, []
-    ranges = [parse_tasks(part) for part in options.cell.split(",") if _CELLS.fullmatch(options.cell)]
+    is_valid = _CELLS.fullmatch(options.cell) is not None
+    ranges = [parse_tasks(part) for part in options.cell.split(",")] if is_valid else []
     numbers = [number for cells in ranges for number in cells]
-    if not ranges or not all(ranges) or max(numbers) >= len(selected):
+    if not ranges or not all(ranges) or max(numbers) >= len(selected):  # 5-2 is an empty range
         raise ConfigError(
             f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
             "in the order that --dry-run shows, or several, such as 0-2,5"
@@ -155,25 +155,25 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
+    """The state of each cell, and what is to be done with it."""
     from pflmpi.sweep.pending import cell_task, unless_written
     from pflmpi.transports.detect import detect
 
     jobs = detect(os.environ).jobs
-
-    def ranks(runtime: "RuntimeConfig") -> int | None:  # of each run; None where a launcher says it
-        return None if options.launcher else options.ranks or default_ranks(runtime, options.jobs)
-
-    return [
-        unless_written(
-            cell_task(cell, config, out, ranks(config.runtime), options.changed_code, options.anew), out, jobs
-        )
-        for cell, config in selected
-    ]
+    tasks = []
+    for cell, config in selected:
+        ranks = None  # the launcher decides
+        if not options.launcher:
+            ranks = options.ranks or default_ranks(config.runtime, options.jobs)
+        task = cell_task(cell, config, out, ranks, options.changed_code, options.anew)
+        tasks.append(unless_written(task, out, jobs))
+    return tasks
 
 
 def _ordered(
     tasks: "Callable[[], list[CellTask]]", budget: "Callable[[Sequence[CellTask]], Budget] | None"
 ) -> "list[CellTask]":
+    """The tasks in the order of the table, or with a budget the cheapest first."""
     return tasks() if budget is None else budget(tasks()).cheapest_first()
 
 
@@ -185,7 +185,7 @@ def _run_cells(
     launcher: list[str],
     until: float | None,
 ) -> "tuple[list[CellTask], SweepOutcome]":
-    """Run what is to be done, with the folder locked; the cells as they were before, and how their runs ended."""
+    """Run the cells with the folder locked; return their state before, and how the runs ended."""
     from pflmpi.sweep.lock import cell_locked, locked
     from pflmpi.sweep.pending import prepare, unfinished
     from pflmpi.sweep.runs import run_cells
@@ -197,19 +197,19 @@ def _run_cells(
         planned = ordered()
         for task in planned:
             prepare(task, out)
-        places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
+        variables = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
 
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
 
-        return planned, run_cells(planned, out, lambda _: launcher, places, locks, problem, until, options.python)
+        return planned, run_cells(planned, out, lambda _: launcher, variables, locks, problem, until, options.python)
 
 
 def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOutcome", out: Path) -> int:
-    """The exit code; raises `RunError` for a task of an array whose starts bring nothing.
+    """The exit code of the sweep; raises `RunError` for a task of an array that was stopped too often in a row.
 
     Args:
-        task: the cell, or the first of them.
+        task: the first cell; with --cell the only one.
     """
     from pflmpi.sweep.pending import LIMIT, too_many
 
@@ -224,16 +224,20 @@ def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOut
 
 
 def _conclude(tasks: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path, rest: str) -> None:
-    """Print how many runs are done, and why others are not; `rest` says what those are that go on next time."""
-    before = sum(task.state == "done" for task in tasks)
+    """Print how many runs are done, and the errors of those that failed.
+
+    Args:
+        rest: describes the runs that are neither done nor failed.
+    """
+    num_before = sum(task.state == "done" for task in tasks)
     failed, stopped = outcome.failed, outcome.stopped
-    done = len(tasks) - len(failed) - len(stopped)
+    num_done = len(tasks) - len(failed) - len(stopped)
     more = f", {len(stopped)} {rest}; the same command goes on" if stopped else ""
-    print(f"{len(tasks)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
+    print(f"{len(tasks)} runs: {num_done} done ({num_before} of them before), {len(failed)} failed{more}")
     logs = {task.cell.name: task.cell.log(out) for task in tasks if task.command}
-    for cause in dict.fromkeys(failed.values()):
-        print(f"failed: {cause}", file=sys.stderr)
-        for name in (name for name, text in failed.items() if text == cause):
+    for error in dict.fromkeys(failed.values()):
+        print(f"failed: {error}", file=sys.stderr)
+        for name in (name for name, text in failed.items() if text == error):
             print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
 
 
@@ -251,7 +255,7 @@ def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
             print(shlex.join([*launcher, "pflmpi", *task.command]))
 
 
-def _planned(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str]) -> dict[str, Any]:
+def _as_json(cell: "Cell", task: "CellTask", out: Path, launcher: Sequence[str]) -> dict[str, Any]:
     return {
         "cell": cell.name,
         "row": cell.row,
@@ -288,6 +292,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _launcher(text: str) -> list[str]:
+    """The words of --launcher; raise `ConfigError` if its program is not found."""
     words = arguments.shell_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
@@ -297,7 +302,7 @@ def _launcher(text: str) -> list[str]:
 def _budget(
     options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", out: Path
 ) -> "Callable[[Sequence[CellTask]], Budget]":
-    """The budget, from what has run of some cells, and steps x parameters of the configurations."""
+    """Make the function that estimates the budget from the state of the cells; counts the work of their rounds now."""
     from pflmpi.commands.progress import bar
     from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
 
@@ -308,7 +313,7 @@ def _budget(
 
 
 def environments(jobs: int) -> list[dict[str, str]]:
-    """Variables for each of the runs at a time, which share the GPUs."""
+    """The environment of each of `jobs` runs at a time, among which the GPUs are divided."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -35,33 +35,34 @@ def run(options: argparse.Namespace) -> int:
     out = tables.folder(options.table, options.out)
     cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
     table = with_metric(table, cells, out)
-    filled = entries(table, cells, out)
+    measured = entries(table, cells, out)
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]
     texts = {
-        "md": markdown(table, filled, commands),
-        "csv": comma_separated(table, filled),
-        "tex": latex(table, filled, commands),
+        "md": markdown(table, measured, commands),
+        "csv": comma_separated(table, measured),
+        "tex": latex(table, measured, commands),
     }
-    written = _write(options.write or out, options.table.stem, texts)
+    files = _write(options.write or out, options.table.stem, texts)
     terminal = console(highlight=False)
     terminal.print(table.title)
-    for matrix in printed(table, filled):
+    for matrix in printed(table, measured):
         grid = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
         for row in matrix.rows:
             grid.add_row(*row)
         terminal.print(grid)
-    for line in (f"published: {table.source}", *partitions(filled), *notes(table, filled)):
+    for line in (f"published: {table.source}", *partitions(measured), *notes(table, measured)):
         terminal.print(line)
-    problems = [problem for entry in filled for problem in entry.problems]
+    problems = [problem for entry in measured for problem in entry.problems]
     for problem in problems:
         show(CheckpointError(problem))
-    for file in written:
+    for file in files:
         print(printable(file))
     return _LEFT_OUT if problems else 0
 
 
 def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
+    """Write a file for each text, by suffix; return their paths."""
     paths = [folder / f"{stem}.{kind}" for kind in texts]
     with atomic.refusing(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)

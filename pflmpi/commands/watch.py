@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the runs until none goes on: in a terminal as a table, elsewhere a line for each change; the exit code."""
+    """Show runs until all have ended, as a table in a terminal, else a line for each change; return the exit code."""
     from rich.live import Live
 
     from pflmpi.cluster import status, waiting
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     with live as table:
         while True:
             states = {path: status.run_status(path) for path in runs}
-            running = {path for path, state in states.items() if _goes_on(path, state, writers)}
+            running = {path for path, state in states.items() if _is_running(path, state, writers)}
             if table is not None:
                 table.update(_table(states, running), refresh=True)
             else:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs in folders; raises `ConfigError` for what is no folder."""
+    """The runs in folders; raises `ConfigError` for a folder that does not exist."""
     from pflmpi.cluster.jobs import cells_below
 
     if missing := [path for path in folders if not path.is_dir()]:
@@ -69,24 +69,24 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
     return [run for path in folders for run in cells_below(path) or [path]]
 
 
-def _goes_on(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
+def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
     """Whether a run is being written, or has not begun yet."""
     return state is None or (not state.done and not state.problem and writers.is_writing(run))
 
 
-def goes_on(runs: Sequence[Path]) -> Callable[[], bool]:
-    """Tells at each call whether one of some runs is being written, or has not begun yet."""
+def watch_runs(runs: Sequence[Path]) -> Callable[[], bool]:
+    """Make a function that tells whether any of the runs is being written, or has not begun yet."""
     from pflmpi.cluster.status import run_status
     from pflmpi.cluster.waiting import Writers
 
     writers = Writers()
-    return lambda: any([_goes_on(run, run_status(run), writers) for run in runs])
+    return lambda: any([_is_running(run, run_status(run), writers) for run in runs])  # a list: ask for all of them
 
 
 def _print_changes(
     states: "Mapping[Path, RunStatus | None]", running: Collection[Path], shown: dict[Path, tuple[int, bool]]
 ) -> None:
-    """Print a line for each run that has ended a round, or itself, since it was shown."""
+    """Print a line for each run that has completed a round, or ended, since it was last shown."""
     from pflmpi.cluster.status import progress_summary
 
     for run, state in states.items():
@@ -97,6 +97,7 @@ def _print_changes(
 
 
 def _ending(run: Path, state: "RunStatus | None", running: Collection[Path]) -> str:
+    """A hint for a run that ended before its last round; "" for others."""
     ended_early = state is not None and not state.done and not state.problem and run not in running
     return f"; ended before the last round: `pflmpi resume {for_shell(run)}` continues it" if ended_early else ""
 
@@ -106,7 +107,6 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from pflmpi.cluster.status import clock
     from pflmpi.store import metrics_file
 
     measures = list(dict.fromkeys(state.measure.words for state in states.values() if state and state.last is not None))
@@ -117,8 +117,7 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
             table.add_row(str(run), state.problem if state else "not begun")
             continue
         values = [float(text) for line in metrics_file.read(run) if (text := line.get(state.measure.column))]
-        name = f"{state.measure.words} " * (len(measures) > 1)
-        left = "done" if state.done else "ended" if run not in running else "-" if state.to_end is None else ""
+        name = f"{state.measure.words} " if len(measures) > 1 else ""
         table.add_row(
             str(run),
             f"{state.round}/{state.rounds}",
@@ -127,13 +126,23 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
             "-" if state.best is None else f"{state.measure.text(state.best[0])} ({state.best[1]})",
             str(state.ranks or "-"),
             "-" if state.per_round is None else f"{state.per_round:.2f} s",
-            left or clock(state.to_end or 0.0),
+            _time_left(state, run in running),
         )
     return table
 
 
+def _time_left(state: "RunStatus", is_running: bool) -> str:
+    from pflmpi.cluster.status import clock
+
+    if state.done:
+        return "done"
+    if not is_running:
+        return "ended"
+    return "-" if state.to_end is None else clock(state.to_end)
+
+
 def sparkline(values: Sequence[float]) -> str:
-    """Values as bars between the lowest and the highest; of many some, evenly spaced, and the last.
+    """Draw values as bars between the lowest and the highest; of many, some evenly spaced ones and the last.
 
     >>> sparkline([0.1, 0.5, 0.8]), sparkline([0.5]), sparkline([])
     ('▁▅█', '▁', '')
