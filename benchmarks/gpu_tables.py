@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.commands.sweep import environments
+from pflmpi.commands.sweep import make_environments
 from pflmpi.config.load import Config
 from pflmpi.errors import PflmpiError
 from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
@@ -79,7 +79,7 @@ def main() -> int:
         def problem(task: CellTask) -> str:
             return unfinished(task, configs[task.cell.name], options.out)
 
-        outcome = run_cells(ordered, options.out, lambda _: [], environments(options.jobs), [lock], problem, until)
+        outcome = run_cells(ordered, options.out, lambda _: [], make_environments(options.jobs), [lock], problem, until)
     left = [task for task in tasks() if task.state != "done" and task.cell.name in wanted]
     print(f"{len(wanted)} cells: {len(wanted) - len(left)} done, {len(left)} left, {len(outcome.failed)} failed")
     for name, cause in outcome.failed.items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pflmpi.analysis.run import Run
 
 
-def path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """A path with `~` and `$NAME` expanded; parsers of commands use it for `type=Path`."""
     try:
         return expanded(text)
@@ -23,21 +23,21 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def folder(text: str) -> Path:
+def parse_folder(text: str) -> Path:
     """A folder; an empty name, as of an unset variable, is refused, because it would be the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the name of a folder is expected, and '' found")
-    return path(text)
+    return parse_path(text)
 
 
-def clients(text: str) -> list[int]:
+def parse_clients(text: str) -> list[int]:
     """Client ids in a list such as 7,9."""
     if not all(word.isdecimal() for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"ids of clients such as 7,9 are expected, and {text!r} found")
     return [int(word) for word in text.split(",")]
 
 
-def shell_words(option: str, text: str) -> list[str]:
+def split_words(option: str, text: str) -> list[str]:
     """Split the value of an option into words as a shell does."""
     try:
         return shlex.split(text)
@@ -115,7 +115,7 @@ def check_output(path: Path | None, option: str, force: bool) -> None:
     check_free(path, option, force)
 
 
-def checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":
+def open_checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":
     """The checkpoint that the options of `add_round` choose; raises as `Run.round` and `check_newest` do."""
     if options.round is not None:
         return opened.round(options.round)
@@ -199,7 +199,7 @@ def add_failed_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anew", action="store_true", help=anew)
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
+def add_extrapolation(parser: argparse.ArgumentParser) -> None:
     """Add --to, the number of ranks to extrapolate to."""
     parser.add_argument(
         "--to",

@@ -75,7 +75,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     for name, module in modules.items():
         subparser = commands.add_parser(name, description=summaries[name], formatter_class=_Help)
         subparser.set_defaults(function=module.run, parser=subparser, log_level=logging.WARNING)
-        subparser.register("type", Path, arguments.path)
+        subparser.register("type", Path, arguments.parse_path)
         module.add_arguments(subparser)
         subparser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
         subparser.epilog = "\n\n".join(filter(None, (subparser.epilog, _examples(module))))
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if arguments is None and words[:1] in (["run"], ["resume"]):
-            if low := limits.too_few_files():
+            if low := limits.check_file_limit():
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; later `runtime.threads` sets the number

@@ -43,7 +43,7 @@ def problem(error: BaseException) -> str | None:
     return None
 
 
-def too_few_files(ranks: int = 1) -> str | None:
+def check_file_limit(ranks: int = 1) -> str | None:
     """Raise the soft limit of open files as far as the ranks need; returns the problem if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OTHER_FILES + 2 * ranks

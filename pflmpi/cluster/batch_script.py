@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
 
-def given(options: argparse.Namespace) -> Options:
+def collect_options(options: argparse.Namespace) -> Options:
     """Options of `KNOWN` on the command line, by their long names."""
     values = {name: getattr(options, name.replace("-", "_")) for name in KNOWN}
     return {name: value for name, value in values.items() if value is not None}
@@ -69,7 +69,7 @@ def refuse_unknown(words: Sequence[str], command: str) -> None:
 
 def check_warning(time: str, warning: str) -> None:
     """Raise if Slurm would send a warning such as USR1@120 as soon as a job with this time limit starts."""
-    limit, needed = seconds(time), int(warning.partition("@")[2]) + _RESOLUTION
+    limit, needed = parse_time(time), int(warning.partition("@")[2]) + _RESOLUTION
     if limit is not None and limit <= needed:
         raise ConfigError(
             f"--requeue with --time={time}: Slurm warns the run {needed - _RESOLUTION} s before the limit, or up to a "
@@ -78,10 +78,10 @@ def check_warning(time: str, warning: str) -> None:
         )
 
 
-def seconds(text: str) -> int | None:
+def parse_time(text: str) -> int | None:
     """Seconds of a time as `--time` takes it and Slurm prints it; None for no limit, and for text that is no time.
 
-    >>> seconds("30"), seconds("1:30"), seconds("2:00:00"), seconds("1-12"), seconds("UNLIMITED")
+    >>> parse_time("30"), parse_time("1:30"), parse_time("2:00:00"), parse_time("1-12"), parse_time("UNLIMITED")
     (1800, 90, 7200, 129600, None)
     """
     days, dash, clock = text.rpartition("-")
@@ -163,7 +163,7 @@ def log_folders(options: Options) -> list[Path]:
     return [Path(name.replace("%%", "%")).parent for name in names if name]
 
 
-def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
+def drop_job_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of the job that this process is in, which would constrain another job."""
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
@@ -172,10 +172,10 @@ def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in of_cluster or not name.startswith(of_job)}
 
 
-def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
+def format_options(options: Options, others: Sequence[str] = ()) -> list[str]:
     """Options as words of a command line, those in `others` last, so that they win.
 
-    >>> words_of({"nodes": "2", "requeue": None}, ["--gres", "gpu:2"])
+    >>> format_options({"nodes": "2", "requeue": None}, ["--gres", "gpu:2"])
     ['--nodes=2', '--requeue', '--gres', 'gpu:2']
     """
     words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
@@ -256,9 +256,9 @@ def check_setup(setup: Path | None) -> None:
         raise ConfigError(f"--setup {setup}: there is no such file; give one with shell commands")
 
 
-def script(batch: BatchScript) -> str:
+def format_script(batch: BatchScript) -> str:
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
-    lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
+    lines = [*map(shlex.quote, format_options(batch.options)), shlex.join(format_options({}, batch.others))]
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
     remark = f"# {batch.remark}\n" if batch.remark else ""
     head = f"#!/bin/bash\n{directives}{remark}\n{setup}"
@@ -266,7 +266,9 @@ def script(batch: BatchScript) -> str:
     command = f"-P -m pflmpi {shlex.join(batch.arguments)}"
     launcher = shlex.join([*srun(batch.mpi, batch.restarts), *batch.srun])
     if batch.packs:
-        head += f"cells=({' '.join(f'[{pack[0]}]={tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
+        head += (
+            f"cells=({' '.join(f'[{pack[0]}]={format_tasks(pack, None)}' for pack in batch.packs)}) # of each task\n"
+        )
     if batch.array:
         cell = "${cells[SLURM_ARRAY_TASK_ID]}" if batch.packs else "$SLURM_ARRAY_TASK_ID"
         command = f'{python} {command} --cell "{cell}" --launcher {shlex.quote(launcher)}'
@@ -289,10 +291,10 @@ def srun(mpi: str, restarts: int = 0) -> list[str]:
     return ["bash", str(LAUNCH / "srun"), *([f"--restarts={restarts}"] if restarts else []), f"--mpi={mpi}"]
 
 
-def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
+def format_tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
     """Task numbers of an array, and how many may run at once, in the form of `sbatch --array`.
 
-    >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
+    >>> format_tasks([0, 1, 2, 5, 7, 8], None), format_tasks([3], 2)
     ('0-2,5,7-8', '3%2')
     """
     text = format_ranges(numbers).replace(" ", "")

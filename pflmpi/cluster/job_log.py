@@ -12,10 +12,10 @@ _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
 _ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP |.* Exited with exit code)(.+)")
 
 
-def file_name(pattern: str, values: Mapping[str, str]) -> str:
+def expand_pattern(pattern: str, values: Mapping[str, str]) -> str:
     """Expand a pattern of `sbatch --output`; a letter without a value stays as it is.
 
-    >>> file_name("50%%-%j.%4a.log", {"j": "12", "a": "3"})
+    >>> expand_pattern("50%%-%j.%4a.log", {"j": "12", "a": "3"})
     '50%-12.0003.log'
     """
 
@@ -35,9 +35,9 @@ def last_error(log: Path) -> str:
     except OSError:
         return ""
     errors = [match[1] for line in lines if (match := _ERROR.match(line))]
-    return next(filter(out_of_memory, errors), errors[-1] if errors else "")
+    return next(filter(is_out_of_memory, errors), errors[-1] if errors else "")
 
 
-def out_of_memory(error: str) -> bool:
+def is_out_of_memory(error: str) -> bool:
     """Whether an error says that memory ran out."""
     return bool(_OUT_OF_MEMORY.search(error))

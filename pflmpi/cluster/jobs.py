@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import seconds
-from pflmpi.cluster.job_log import file_name, last_error
+from pflmpi.cluster.batch_script import parse_time
+from pflmpi.cluster.job_log import expand_pattern, last_error
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
@@ -128,7 +128,7 @@ class NoAnswer(PflmpiError):
         self.why = why
 
 
-def queue(environ: Mapping[str, str]) -> list[Job]:
+def query_queue(environ: Mapping[str, str]) -> list[Job]:
     """This user's jobs in Slurm's memory, sorted by number; tasks of an array in order, the waiting ones last.
 
     Raises:
@@ -136,28 +136,30 @@ def queue(environ: Mapping[str, str]) -> list[Job]:
         NoAnswer: Slurm does not answer.
     """
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
-    return parse_queue(ask(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "-O", fields], environ))
+    return parse_queue(
+        run_command(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "-O", fields], environ)
+    )
 
 
-def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
+def query_accounting(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
     """Jobs as the accounting has them; empty without accounting."""
     # Not with --allocations: without the steps of a job sacct gives no processor time.
     words = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
     try:
-        return parse_accounted(ask(words, environ)) if ids else []
+        return parse_accounted(run_command(words, environ)) if ids else []
     except (ConfigError, NoAnswer):
         return []
 
 
 def find(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """Jobs with the id of a job, a task or an array, from the queue or else the accounting; raises as `queue`."""
+    """Jobs with the id of a job, a task or an array, from the queue or else the accounting; raises as `query_queue`."""
     array, _, task = name.partition("_")
 
     def is_named(job: Job) -> bool:
         contains_task = job.array == array and task.isdecimal() and int(task) in job.tasks
         return contains_task or name in (job.id, job.array, job.number)
 
-    return list(filter(is_named, queue(environ))) or list(filter(is_named, accounted([name], environ)))
+    return list(filter(is_named, query_queue(environ))) or list(filter(is_named, query_accounting([name], environ)))
 
 
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
@@ -173,7 +175,7 @@ def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
 
 
 def cancel(ids: Sequence[str], environ: Mapping[str, str]) -> None:
-    ask(["scancel", *ids], environ)
+    run_command(["scancel", *ids], environ)
 
 
 def parse_queue(text: bytes) -> list[Job]:
@@ -196,15 +198,15 @@ def parse_queue(text: bytes) -> list[Job]:
                 node_list=values["NodeList"],
                 restarts=int(values["RestartCnt"] or 0),
                 exit_code=int(values["exit_code"] or 0) >> 8,  # a wait status
-                seconds=seconds(values["TimeUsed"]) or 0,
-                limit=seconds(values["TimeLimit"]),
+                seconds=parse_time(values["TimeUsed"]) or 0,
+                limit=parse_time(values["TimeLimit"]),
                 start=values["StartTime"],
-                allocated=_allocated(values["tres-alloc"]),
+                allocated=_parse_resources(values["tres-alloc"]),
                 directory=values["WorkDir"],
                 log=_log(values),
             )
         )
-    return sorted(jobs, key=_order)
+    return sorted(jobs, key=_sort_key)
 
 
 def _log(values: Mapping[str, str]) -> Path | None:
@@ -212,7 +214,7 @@ def _log(values: Mapping[str, str]) -> Path | None:
     if not values["STDOUT"] or "[" in values["JobArrayID"]:
         return None
     letters = {**_pattern_values(values["JobArrayID"], values["JobID"]), "x": values["Name"]}
-    return Path(file_name(values["STDOUT"], letters))
+    return Path(expand_pattern(values["STDOUT"], letters))
 
 
 def _pattern_values(id: str, number: str) -> dict[str, str]:
@@ -221,7 +223,7 @@ def _pattern_values(id: str, number: str) -> dict[str, str]:
     return {"j": number, "A": array, "a": task}
 
 
-def _allocated(text: str) -> dict[str, str]:
+def _parse_resources(text: str) -> dict[str, str]:
     """Amount of each resource in Slurm's list, such as `cpu=2,mem=150M`."""
     return {name: value for name, _, value in (item.rpartition("=") for item in text.split(",")) if name}
 
@@ -243,15 +245,15 @@ def parse_accounted(text: bytes) -> list[Job]:
                 nodes=values["NNodes"],
                 node_list=values["NodeList"].replace("None assigned", ""),
                 exit_code=int(values["ExitCode"].partition(":")[0] or 0),
-                seconds=seconds(values["Elapsed"]) or 0,
-                limit=seconds(values["Timelimit"]),
+                seconds=parse_time(values["Elapsed"]) or 0,
+                limit=parse_time(values["Timelimit"]),
                 start=values["Start"],
-                allocated=_allocated(values["AllocTRES"]),
-                cpu_seconds=seconds(values["TotalCPU"].partition(".")[0]),
+                allocated=_parse_resources(values["AllocTRES"]),
+                cpu_seconds=parse_time(values["TotalCPU"].partition(".")[0]),
                 directory=values["WorkDir"],
             )
         )
-    return sorted(jobs, key=_order)
+    return sorted(jobs, key=_sort_key)
 
 
 def parse_tasks(text: str) -> list[int]:
@@ -268,13 +270,13 @@ def parse_tasks(text: str) -> list[int]:
     return result
 
 
-def _order(job: Job) -> tuple[int, bool, int]:
+def _sort_key(job: Job) -> tuple[int, bool, int]:
     """Sort key: by number, tasks that wait together after the other tasks of their array."""
     number = job.array or job.number
     return int(number) if number.isdecimal() else 0, "[" in job.id, (job.tasks or [0])[0]
 
 
-def ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
+def run_command(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
     """Output of a command of Slurm.
 
     Raises:
@@ -317,7 +319,7 @@ _CELL = "*/*/seed*"  # a run below its sweep
 _USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
 
 
-def cells_below(sweep: Path) -> list[Path]:
+def find_runs_below(sweep: Path) -> list[Path]:
     """Folders of the runs in a sweep, in a scaling experiment, or just in a folder, sorted by name; empty for a run.
 
     Includes the cells of a sweep that failed before their folder was made.
@@ -329,16 +331,16 @@ def cells_below(sweep: Path) -> list[Path]:
     return sorted(runs | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
 
 
-def last_errors(folder: Path) -> list[tuple[str, Path]]:
+def find_last_errors(folder: Path) -> list[tuple[str, Path]]:
     """Last error in each log of the newest job submitted for a run or a sweep ("" if there is none), and the log."""
     submitted = [*job_file.submissions(folder).values()]
     if not submitted:
         return []
-    logs = glob.glob(file_name(glob.escape(submitted[-1].log), {"a": "*", "j": "*"}))
+    logs = glob.glob(expand_pattern(glob.escape(submitted[-1].log), {"a": "*", "j": "*"}))
     return [(last_error(log), log) for log in map(Path, sorted(logs))]
 
 
-def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
+def find_job_folders(jobs: Iterable[Job]) -> Iterator[Path]:
     """Folders where jobs may work: usual ones below the directories of submission, and those that logs are named by."""
     for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
         for pattern in _USUAL:
@@ -348,7 +350,7 @@ def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
             yield job.log.with_name(job.log.name.removesuffix(end))
 
 
-def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
+def assign_folders(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
     """The jobs named in the jobs.txt of one of the folders, with that folder; a job of several runs once for each.
 
     The jobs.txt of a run names the jobs (or tasks of an array) that started it, that of a sweep its whole array.
@@ -374,11 +376,11 @@ def _as_submitted(job: Job, submission: Submission | None) -> Job:
     if submission is None:
         return job
     waits_together = len(job.tasks) > bool(job.array)  # and such tasks have no log
-    log = None if waits_together else Path(file_name(submission.log, _pattern_values(job.id, job.number)))
+    log = None if waits_together else Path(expand_pattern(submission.log, _pattern_values(job.id, job.number)))
     return replace(job, log=job.log or log, requeues=submission.requeues, planned_memory=submission.memory)
 
 
-def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
+def find_jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, a sweep and its runs, or the points of a scaling experiment.
 
     Their restarts include those recorded in jobs.txt. A folder that merely holds runs has no jobs: otherwise `cancel`
@@ -388,5 +390,5 @@ def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     restarts = job_file.read(folder)
     cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
     points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
-    in_folder = located(jobs, [*(path.parent for path in [*sorted(cells), *points]), folder])
+    in_folder = assign_folders(jobs, [*(path.parent for path in [*sorted(cells), *points]), folder])
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in in_folder]

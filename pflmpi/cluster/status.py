@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import Any
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.job_log import last_error, out_of_memory
-from pflmpi.cluster.jobs import Job, by_working_directory, cells_below, jobs_in, last_errors, located
+from pflmpi.cluster.job_log import is_out_of_memory, last_error
+from pflmpi.cluster.jobs import Job, assign_folders, find_job_folders, find_jobs_in, find_last_errors, find_runs_below
 from pflmpi.config import stored, yaml_file
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
@@ -133,34 +133,34 @@ def _seconds(line: Mapping[str, str | float], column: str) -> float:
         return 0.0
 
 
-def headline(job: Job) -> str:
+def format_headline(job: Job) -> str:
     """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
     if job.active:
-        words.append(f"on {_nodes(job)} ({job.node_list})")
+        words.append(f"on {_format_nodes(job)} ({job.node_list})")
     elif job.waiting:
-        words.append(f"({job.reason or 'no reason given'}), asks for {_nodes(job)}")
+        words.append(f"({job.reason or 'no reason given'}), asks for {_format_nodes(job)}")
         words += [f"and is expected to start at {job.start}"] if job.start else []
     else:
         words += [f"({job.reason})"] if job.reason not in ("", job.state) else []
         words += [f"with exit code {job.exit_code}"] if job.exit_code else []
-        words += [f"on {_nodes(job)} ({job.node_list})"] if job.node_list else []
+        words += [f"on {_format_nodes(job)} ({job.node_list})"] if job.node_list else []
     return f"{' '.join(words)}, {pluralize(job.restarts, 'restart')}"
 
 
-def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
+def format_progress(run: RunStatus, job: Job | None) -> Iterator[str]:
     """Lines on a run's progress and speed, and whether the job will finish within its time limit."""
     if run.problem:
         yield run.problem
         return
-    yield _round(run)
+    yield _format_round(run)
     yield from run.notes
     if run.privacy:
         yield run.privacy
     if run.early:
         yield f"stopped early: {run.early}"
     if run.per_round is not None:
-        yield _speed(run, job)
+        yield _format_speed(run, job)
     if run.done:
         return
     if job is None:
@@ -170,11 +170,11 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
             "stopped after a complete round" if job.exit_code == Stopped.exit_code else "ended before the last round"
         )
         yield f"{stopped}; what is complete is kept: submit the same again, and it continues (or `pflmpi resume`)"
-    elif (missing := _missing(run, job)) > 0:
+    elif (missing := _seconds_missing(run, job)) > 0:
         assert run.per_round is not None
-        fitting = int((_left(job) or 0.0) / run.per_round)
+        fitting = int((_seconds_left(job) or 0.0) / run.per_round)
         in_time = f"about {fitting} of the {run.rounds - run.round} rounds left end in time"
-        if _continues(job):
+        if _will_continue(job):
             yield f"{in_time}; then the job is requeued and continues"
             return
         yield (
@@ -183,7 +183,7 @@ def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
         )
 
 
-def progress_summary(run: RunStatus | None, job: Job | None) -> str:
+def summarize_progress(run: RunStatus | None, job: Job | None) -> str:
     """Progress of a run, and its speed unless it is done, in one line."""
     if run is None:
         return "not begun"
@@ -193,8 +193,8 @@ def progress_summary(run: RunStatus | None, job: Job | None) -> str:
     words += [f"{run.measure.words} {run.measure.text(run.last)}"] if run.last is not None else []
     words += run.notes
     if not run.done and run.per_round is not None:
-        late = job is not None and job.active and not _continues(job) and _missing(run, job) > 0
-        words.append(f"{_speed(run, job)}{': IT WILL NOT FIT' * late}")
+        late = job is not None and job.active and not _will_continue(job) and _seconds_missing(run, job) > 0
+        words.append(f"{_format_speed(run, job)}{': IT WILL NOT FIT' * late}")
     return ", ".join(words)
 
 
@@ -207,7 +207,7 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _round(run: RunStatus) -> str:
+def _format_round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
     if run.ranks is not None:
         words.append(pluralize(run.ranks, "rank"))
@@ -219,53 +219,53 @@ def _round(run: RunStatus) -> str:
     return ", ".join(words)
 
 
-def _speed(run: RunStatus, job: Job | None) -> str:
+def _format_speed(run: RunStatus, job: Job | None) -> str:
     words = [f"{run.per_round:.2f} s per round"]
     if run.age is not None:
         words.append(f"the last one ended {clock(run.age)} ago")
     if not run.done and run.to_end is not None:
         words.append(f"{clock(run.to_end)} to the end")
     if job is not None and job.in_queue:
-        left = _left(job)
+        left = _seconds_left(job)
         words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
     return ", ".join(words)
 
 
-def _left(job: Job) -> float | None:
+def _seconds_left(job: Job) -> float | None:
     """Seconds before the job's time limit; None without one."""
     return None if job.limit is None else max(job.limit - job.seconds, 0.0)
 
 
-def _missing(run: RunStatus, job: Job) -> float:
+def _seconds_missing(run: RunStatus, job: Job) -> float:
     """Seconds that the run needs beyond the job's time limit; negative if it ends in time."""
-    left = _left(job)
+    left = _seconds_left(job)
     return 0.0 if left is None or run.to_end is None else run.to_end - left
 
 
-def _continues(job: Job) -> bool:
+def _will_continue(job: Job) -> bool:
     """Whether a job will be requeued at its time limit: it was submitted so, or it has restarted before."""
     return job.requeues or job.restarts > 0
 
 
-def _nodes(job: Job) -> str:
+def _format_nodes(job: Job) -> str:
     return f"{job.nodes} node{'s' * (job.nodes != '1')}"
 
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
 
 
-def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
+def describe_my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of this user's jobs.
 
     Raises:
-        ConfigError: there is no Slurm here; the same holds for `one_job`.
+        ConfigError: there is no Slurm here; the same holds for `describe_job`.
         NoAnswer: it does not answer; likewise.
     """
-    queue = slurm.queue(environ)
-    jobs = located(queue, by_working_directory(queue))
+    queue = slurm.query_queue(environ)
+    jobs = assign_folders(queue, find_job_folders(queue))
     if not jobs:
         yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
-    yield from _blocks(current(jobs))
+    yield from _describe_jobs(drop_superseded(jobs))
     others = sum(job.in_queue for job in queue) - len({job.id for job in jobs if job.in_queue})
     if others:
         yield (
@@ -274,18 +274,18 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+def describe_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
-    jobs = named_jobs(name, environ)
+    jobs = find_named_jobs(name, environ)
     if jobs[0].state:
-        yield from _blocks(jobs)
+        yield from _describe_jobs(jobs)
     else:
         assert jobs[0].folder is not None
         yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {jobs[0].folder}"
-        yield from one_folder(jobs[0].folder, environ)
+        yield from describe_folder(jobs[0].folder, environ)
 
 
-def named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
+def find_named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
     """The jobs with an id, once for each folder that they work in.
 
     A job that Slurm has forgotten has the state "", and its folder from a jobs.txt below the current directory.
@@ -293,7 +293,7 @@ def named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
     jobs = slurm.find(name, environ)
     forgotten = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
     by_id: dict[str, list[Job]] = {}
-    for job in located(jobs or [forgotten], by_working_directory([*jobs, forgotten])):
+    for job in assign_folders(jobs or [forgotten], find_job_folders([*jobs, forgotten])):
         by_id.setdefault(job.id, []).append(job)
     if not jobs and not by_id:
         raise ConfigError(
@@ -303,42 +303,44 @@ def named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
     return [with_folder for job in jobs or [forgotten] for with_folder in by_id.get(job.id, [job])]
 
 
-def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def describe_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
-    jobs, note = jobs_of(folder, environ)
+    jobs, note = find_jobs_of(folder, environ)
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
-    state, cells = run_status(folder), cells_below(folder.resolve())
-    ends = [] if jobs or writer else last_errors(folder)
+    state, cells = run_status(folder), find_runs_below(folder.resolve())
+    ends = [] if jobs or writer else find_last_errors(folder)
     if jobs:
-        yield from _blocks(current(jobs))
+        yield from _describe_jobs(drop_superseded(jobs))
     elif state is not None or (ends and not cells):
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
         yield f"{folder}: {state.title if state else 'not begun'}"
-        yield from (f"  {line}" for line in (progress_lines(state, None) if state else ()))
+        yield from (f"  {line}" for line in (format_progress(state, None) if state else ()))
         for text, log in ends if state is None or not state.done else ():
-            yield from _end(text, log)
+            yield from _format_end(text, log)
     elif not cells:
-        raise no_run(folder)
+        raise no_run_error(folder)
     if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
         yield f"  used in {pluralize(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
         yield f"runs in {folder}:"
-        yield from _cells(others, folder.resolve(), ends)
+        yield from _describe_cells(others, folder.resolve(), ends)
     if note:
         yield f"  {note}"
 
 
-def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
+def find_jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     """The jobs of a run or a sweep, and a note if there are none or Slurm does not answer."""
     jobs: list[Job] = []
     try:
-        queue = slurm.queue(environ)
-        jobs = jobs_in(folder, queue) or [job for run in cells_below(folder) for job in jobs_in(run, queue)]
+        queue = slurm.query_queue(environ)
+        jobs = find_jobs_in(folder, queue) or [
+            job for run in find_runs_below(folder) for job in find_jobs_in(run, queue)
+        ]
         newest = list(job_file.read(folder))[-1:]
-        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
+        jobs = jobs or find_jobs_in(folder, slurm.query_accounting(newest, environ))
     except ConfigError:
         return [], ""  # there is no Slurm here
     except slurm.NoAnswer as error:
@@ -346,7 +348,7 @@ def jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], str]:
     return jobs, "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
 
 
-def no_run(folder: Path) -> ConfigError:
+def no_run_error(folder: Path) -> ConfigError:
     """The error for a folder that is neither a run nor a sweep."""
     return ConfigError(
         f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
@@ -354,12 +356,12 @@ def no_run(folder: Path) -> ConfigError:
     )
 
 
-def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
+def _describe_cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
     """A line for each cell, with the error that it ended with, and a line for each other error of the sweep's job."""
     shown = set()
     for cell in cells:
         state = run_status(cell)
-        line = f"  {cell.relative_to(sweep)}  {progress_summary(state, None)}"
+        line = f"  {cell.relative_to(sweep)}  {summarize_progress(state, None)}"
         log = Path(f"{cell}.log")
         if (state is None or not state.done) and run_lock.owner(cell) is None and (error := last_error(log)):
             shown.add(error)
@@ -368,53 +370,53 @@ def _cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]])
     yield from (f"  a task ended with: {error}  log: {log}" for error, log in ends if error and error not in shown)
 
 
-def current(jobs: Sequence[Job]) -> list[Job]:
+def drop_superseded(jobs: Sequence[Job]) -> list[Job]:
     """The jobs without ended ones whose folder has a newer job or array."""
     newest = {job.folder: job.array or job.number for job in jobs}
     return [job for job in jobs if job.in_queue or newest[job.folder] == (job.array or job.number)]
 
 
-def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
+def _describe_jobs(jobs: Sequence[Job]) -> Iterator[str]:
     """Lines of each job and its run; the tasks of an array, and the runs of one job, are shown together."""
     arrays: dict[str, list[Job]] = {}
     for job in jobs:
         arrays.setdefault(job.array or job.id, []).append(job)
     for tasks in arrays.values():
-        yield from _array(tasks) if len(tasks) > 1 or len(tasks[0].tasks) > 1 else _block(tasks[0])
+        yield from _describe_array(tasks) if len(tasks) > 1 or len(tasks[0].tasks) > 1 else _describe_job(tasks[0])
 
 
-def _block(job: Job) -> Iterator[str]:
-    yield headline(job)
+def _describe_job(job: Job) -> Iterator[str]:
+    yield format_headline(job)
     if job.folder is None:
         yield "  its run is unknown: no jobs.txt names it"
     elif state := run_status(job.folder):
         yield f"  {job.folder}: {state.title}"
-        yield from (f"  {line}" for line in progress_lines(state, job))
-    elif point := _point(job.folder):
+        yield from (f"  {line}" for line in format_progress(state, job))
+    elif point := _describe_point(job.folder):
         yield f"  {job.folder}: {point}"
     elif job.array:
         yield f"  a task of the sweep in {job.folder}"
     else:
         yield f"  {job.folder}: {'not begun' if job.in_queue else 'there is no run'}"
     if job.seconds:
-        yield f"  {_used(job)}"
-    error = _error(job)
-    yield from (f"  {line}" for line in _memory(job, error))
+        yield f"  {_format_usage(job)}"
+    error = _find_error(job)
+    yield from (f"  {line}" for line in _format_memory_advice(job, error))
     if job.log is not None:
-        yield from _end(error, job.log)
+        yield from _format_end(error, job.log)
 
 
-def _point(folder: Path) -> str:
+def _describe_point(folder: Path) -> str:
     """Progress of a point of a scaling experiment; "" for another folder."""
     try:
         repeats = yaml_file.read(folder.parent / "scale.yaml").get("repeats")
     except ConfigError:
         return ""
-    done = sum(run is not None and run.done for run in map(run_status, cells_below(folder)))
+    done = sum(run is not None and run.done for run in map(run_status, find_runs_below(folder)))
     return f"a point of the scaling experiment in {folder.parent}, {done} of {repeats} repeats done"
 
 
-def _used(job: Job) -> str:
+def _format_usage(job: Job) -> str:
     """Node, core and GPU hours of a job since its last start and, by the accounting, how busy its cores were."""
     node_seconds = job.seconds * int(job.nodes)
     gpu_seconds = job.seconds * int(job.allocated.get("gres/gpu", "0"))
@@ -423,7 +425,7 @@ def _used(job: Job) -> str:
     return f"used: {job_file.hours(node_seconds, gpu_seconds, core_seconds, busy)}"
 
 
-def _error(job: Job) -> str:
+def _find_error(job: Job) -> str:
     """The error that ended a job, from the log of its cell if it is a task of an array, else its own; "" for none."""
     if job.in_queue or job.state == "COMPLETED":
         return ""
@@ -432,61 +434,63 @@ def _error(job: Job) -> str:
     return last_error(job.log) if job.log else ""
 
 
-def _end(error: str, log: Path) -> Iterator[str]:
+def _format_end(error: str, log: Path) -> Iterator[str]:
     """Lines with the error that a job ended with, if any, and its log."""
     if error:
         yield f"  ended with: {error}"
     yield f"  log: {log}"
 
 
-def _memory(job: Job, error: str) -> Iterator[str]:
+def _format_memory_advice(job: Job, error: str) -> Iterator[str]:
     """What to do about a job that ran out of memory."""
-    if job.state != "OUT_OF_MEMORY" and not out_of_memory(error):
+    if job.state != "OUT_OF_MEMORY" and not is_out_of_memory(error):
         return
-    limit = f"the job had {job.allocated['mem']} on {_nodes(job)}" if "mem" in job.allocated else "see its --mem"
+    limit = f"the job had {job.allocated['mem']} on {_format_nodes(job)}" if "mem" in job.allocated else "see its --mem"
     planned = "plan counts what it needs"
     if job.planned_memory:
         planned = f"plan counted {format_bytes(job.planned_memory)} for a node"
     yield f"OUT_OF_MEMORY: {limit}; {planned}: submit the same again with more --mem, or on more nodes"
 
 
-def _array(jobs: Sequence[Job]) -> Iterator[str]:
+def _describe_array(jobs: Sequence[Job]) -> Iterator[str]:
     """A headline, and a line for each run of each task; tasks that wait together share a line."""
     counts: dict[str, int] = {}
     for job in {job.id: job for job in jobs}.values():
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    yield f"job {jobs[0].array}, an array: {states}" if jobs[0].array else headline(jobs[0])
+    yield f"job {jobs[0].array}, an array: {states}" if jobs[0].array else format_headline(jobs[0])
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
         state = run_status(job.folder) if job.folder else None
-        run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
-        error = "" if state and state.done else _error(job)
-        why = "".join(f"; {line}" for line in _memory(job, error)) or f"; ended with: {error}" * bool(error)
+        run = f"  {job.folder}  {summarize_progress(state, job)}" if state else ""
+        error = "" if state and state.done else _find_error(job)
+        why = "".join(f"; {line}" for line in _format_memory_advice(job, error))
+        if error and not why:
+            why = f"; ended with: {error}"
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"
 
 
-def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+def describe_as_json(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """Jobs and runs for JSON: of a folder, of a job, or of all this user's jobs; raises as the functions for lines."""
     if isinstance(what, Path):
-        jobs, note = jobs_of(what, environ)
-        runs = cells_below(what.resolve()) or [what]
+        jobs, note = find_jobs_of(what, environ)
+        runs = find_runs_below(what.resolve()) or [what]
         state = run_status(what)
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
-        if runs == [what] and state is None and not jobs and not last_errors(what):
-            raise no_run(what)
+        if runs == [what] and state is None and not jobs and not find_last_errors(what):
+            raise no_run_error(what)
     elif what is not None:
-        jobs, note = named_jobs(what, environ), ""
+        jobs, note = find_named_jobs(what, environ), ""
         if not jobs[0].state:  # Slurm has forgotten it
-            return as_object(jobs[0].folder, environ)
+            return describe_as_json(jobs[0].folder, environ)
         runs = _runs_of(jobs)
     else:
-        queue = slurm.queue(environ)
-        jobs, note = located(queue, by_working_directory(queue)), ""
+        queue = slurm.query_queue(environ)
+        jobs, note = assign_folders(queue, find_job_folders(queue)), ""
         runs = _runs_of(jobs)
-    newest = current(jobs)
+    newest = drop_superseded(jobs)
     return {
         "jobs": [_job_object(job) for job in newest],
         "runs": [_run_object(run, newest) for run in dict.fromkeys(runs)],
@@ -496,7 +500,7 @@ def as_object(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, 
 
 def _runs_of(jobs: Sequence[Job]) -> list[Path]:
     """The folders of the jobs' runs, without those of sweeps: a waiting array has only the folder of its sweep."""
-    return [job.folder for job in jobs if job.folder is not None and not cells_below(job.folder)]
+    return [job.folder for job in jobs if job.folder is not None and not find_runs_below(job.folder)]
 
 
 def _job_object(job: Job) -> dict[str, Any]:
@@ -513,7 +517,7 @@ def _job_object(job: Job) -> dict[str, Any]:
         "start": job.start or None,
         "run": job.folder,
         "log": job.log,
-        "error": _error(job) or None,
+        "error": _find_error(job) or None,
     }
 
 
@@ -557,4 +561,4 @@ def _first_error(run: Path) -> tuple[str, Path | None]:
     log = Path(f"{run}.log")
     if error := last_error(log):
         return error, log
-    return next(iter(last_errors(run)), ("", None))
+    return next(iter(find_last_errors(run)), ("", None))

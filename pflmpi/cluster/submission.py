@@ -10,25 +10,33 @@ from math import inf
 from pathlib import Path
 
 from pflmpi import atomic
-from pflmpi.cluster.batch_script import BatchScript, Options, effective, outside_job, script, seconds, words_of
-from pflmpi.cluster.job_log import file_name
-from pflmpi.cluster.jobs import Job, NoAnswer, ask, jobs_in, queue
+from pflmpi.cluster.batch_script import (
+    BatchScript,
+    Options,
+    drop_job_variables,
+    effective,
+    format_options,
+    format_script,
+    parse_time,
+)
+from pflmpi.cluster.job_log import expand_pattern
+from pflmpi.cluster.jobs import Job, NoAnswer, find_jobs_in, query_queue, run_command
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 
 
-def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
+def find_queued_job(folder: Path, queued: Sequence[Job]) -> Job | None:
     """The first of the jobs that works in a folder, or waits to."""
-    return next((job for job in jobs_in(folder, queued) if job.in_queue), None)
+    return next((job for job in find_jobs_in(folder, queued) if job.in_queue), None)
 
 
 def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise if another job works in the folder or waits to, unless this one has a --dependency."""
     refuse_without_slurm()
     depends = any(word.startswith(("--dependency", "-d")) for word in others)
-    if not depends and (job := working_in(out, queue(environ))):
+    if not depends and (job := find_queued_job(out, query_queue(environ))):
         raise ConfigError(
             f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), choose "
             f"another --out, or let this one wait for it (-- --dependency=afterany:{job.array or job.id})"
@@ -81,19 +89,19 @@ def partition(name: str, environ: Mapping[str, str]) -> tuple[float, int]:
         name: from `partition_name`; of several partitions, the longest limit counts.
     """
     try:
-        lines = ask(["sinfo", "--noheader", "--format=%P %l %c"], environ).decode().splitlines()
+        lines = run_command(["sinfo", "--noheader", "--format=%P %l %c"], environ).decode().splitlines()
     except (ConfigError, NoAnswer):
         return inf, 0
     limits, cores = [], []
     for partition, limit, node_cores in (line.split() for line in lines if line.count(" ") == 2):
         is_default = partition.endswith("*")
         if partition.rstrip("*") in name.split(",") if name else is_default:
-            limits.append(seconds(limit) or inf)
+            limits.append(parse_time(limit) or inf)
             cores.append(int(node_cores.rstrip("+")))  # 8+ where nodes differ
     return max(limits, default=inf), min(cores, default=0)
 
 
-def would_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
+def predict_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
     """When and where a job would start, in Slurm's words, without submitting it."""
     refuse_without_slurm()
     return _sbatch(batch, environ, "--test-only").stderr.strip().removeprefix("sbatch: ")
@@ -102,8 +110,10 @@ def would_start(batch: BatchScript, environ: Mapping[str, str]) -> str:
 def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subprocess.CompletedProcess[str]":
     """Give a batch script to sbatch; raise `ConfigError` if that refuses it."""
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
-    words = ["sbatch", "--parsable", *more, *words_of(batch.options, batch.others)]
-    process = subprocess.run(words, input=script(batch), capture_output=True, text=True, env=outside_job(environ))
+    words = ["sbatch", "--parsable", *more, *format_options(batch.options, batch.others)]
+    process = subprocess.run(
+        words, input=format_script(batch), capture_output=True, text=True, env=drop_job_variables(environ)
+    )
     if process.returncode:
         raise ConfigError(f"sbatch refused the job: {' '.join(process.stderr.split())}; change the options")
     return process
@@ -115,7 +125,7 @@ def make_folders(*folders: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-def log_of(options: Options, number: str) -> str:
+def format_log_path(options: Options, number: str) -> str:
     """The log of a job, with `*` for the task number of an array."""
     return _log(options, number, {"j": number, "a": "*"})
 
@@ -124,4 +134,4 @@ def _log(options: Options, number: str, values: Mapping[str, str]) -> str:
     """The file of stderr if it has one of its own, else of stdout; `values` are of letters in its pattern."""
     pattern = options.get("error") or options["output"] or ""  # progress is written to stderr
     name = (options["job-name"] or "").replace("%", values.get("%", "%"))
-    return file_name(pattern, {"A": number, "x": name, "u": getpass.getuser(), **values})
+    return expand_pattern(pattern, {"A": number, "x": name, "u": getpass.getuser(), **values})

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import cells_below
-from pflmpi.cluster.status import current, jobs_of, named_jobs, no_run, run_status
+from pflmpi.cluster.jobs import find_runs_below
+from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error, run_status
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import config_file, events_file, run_lock
 
@@ -66,13 +66,13 @@ def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str]
 def wait_for(what: Path | str, environ: Mapping[str, str]) -> int:
     """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
     if isinstance(what, str):
-        jobs = named_jobs(what, environ)
+        jobs = find_named_jobs(what, environ)
         runs = [job.folder for job in jobs if job.folder is not None]
-        cells = [cell for run in runs for cell in cells_below(run)]
+        cells = [cell for run in runs for cell in find_runs_below(run)]
         return wait([what] if jobs[0].state else [], cells or runs, environ, bool(cells))
-    jobs, cells = jobs_of(what, environ)[0], cells_below(what.resolve())
+    jobs, cells = find_jobs_of(what, environ)[0], find_runs_below(what.resolve())
     if not (jobs or cells or config_file.path(what).exists() or run_lock.owner(what)):
-        raise no_run(what)
-    newest = [] if run_lock.owner(what) else current(jobs)
+        raise no_run_error(what)
+    newest = [] if run_lock.owner(what) else drop_superseded(jobs)
     numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
     return wait(numbers, cells or [what], environ, bool(cells))

@@ -14,7 +14,7 @@ from pflmpi.text import printable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", type=arguments.folder, metavar="RUN|TABLE", help="folder of a run or sweep, or its table"
+        "what", type=arguments.parse_folder, metavar="RUN|TABLE", help="folder of a run or sweep, or its table"
     )
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         from pflmpi.sweep import table
 
         folder = table.folder(folder, None)
-    queued = [job for job in jobs.jobs_in(folder, jobs.queue(os.environ)) if job.in_queue]
+    queued = [job for job in jobs.find_jobs_in(folder, jobs.query_queue(os.environ)) if job.in_queue]
     if not queued:
         raise ConfigError(f"no job of yours works in {folder} or waits to; `pflmpi status` lists your jobs")
     # `12_[2-5]`, tasks that wait together, is cancelled as 12: all tasks of an array work in one folder.

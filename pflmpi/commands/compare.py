@@ -44,7 +44,7 @@ _KEYS = {  # column -> key in JSON, with a share of 1 where the column has perce
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
-        type=arguments.folder,
+        type=arguments.parse_folder,
         nargs="+",
         metavar="RUN",
         help="folders of runs, or of many runs such as sweeps/NAME; runs that differ in the seed alone are one column",

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_run(parser)
     parser.add_argument(
         "--clients",
-        type=arguments.clients,
+        type=arguments.parse_clients,
         required=True,
         metavar="ID,...",
         help="leave out each of these clients",
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=arguments.folder,
+        type=arguments.parse_folder,
         required=True,
         metavar="DIR",
         help="folder of the runs, without-ID, and of contribution.csv; started again, it goes on there",
@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.run} has no accuracy, which contribution compares (data.task = {task})")
     lines = []
     for client in dict.fromkeys(options.clients):
-        with_it = _mean_of_others(whole, client)
-        without_it = _mean_of_others(_run_without(whole, client, options), client)
+        without = _run_without(whole, client, options)  # first, because it refuses an unknown client
+        with_it, without_it = _mean_of_others(whole, client), _mean_of_others(without, client)
         lines.append([str(client), *(f"{100 * value:.2f}" for value in (with_it, without_it, with_it - without_it))])
     table = Table(*_COLUMNS)
     for line in lines:

@@ -42,7 +42,7 @@ _WORDS = {
 }
 
 
-def overview(section: str | None = None) -> Iterator[str]:
+def describe_names(section: str | None = None) -> Iterator[str]:
     """Yield a line for each name in one section or in all, below a heading for each section."""
     for registry in REGISTRIES.values() if section is None else [REGISTRIES[section]]:
         yield f"{registry.kind}s"
@@ -113,7 +113,7 @@ def keys(section: str, name: str, registered: Any) -> list[Row]:
     return [*_fields(fields_model(registered))] if isinstance(registered, type) else []
 
 
-def described(name: str) -> "Iterator[RenderableType]":
+def describe(name: str) -> "Iterator[RenderableType]":
     """Yield the parts of a description of a section, or of everything with a name.
 
     Raises:

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     _check_options(options)
     opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options)
+    round = arguments.open_checkpoint(opened, options)
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     counts = _test_clients(experiment, opened.path, round.number, options)
     samples = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     write = _writer(options.out)
     arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options)
+    round = arguments.open_checkpoint(opened, options)
     if options.server:
         who, state = "server", server_state(round, options.leaf)
     else:
@@ -101,7 +101,7 @@ def _run_all(options: argparse.Namespace) -> int:
         raise ConfigError(f"-o {path}: files of a run have such names; choose another, such as one.h5")
     arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options)
+    round = arguments.open_checkpoint(opened, options)
     with atomic.refusing(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
     content = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"

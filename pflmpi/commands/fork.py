@@ -14,11 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_run(parser)
     arguments.add_round(parser)
     parser.add_argument(
-        "--out", type=arguments.folder, required=True, metavar="DIR", help="folder of the new run, which needs no other"
+        "--out",
+        type=arguments.parse_folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the new run, which needs no other",
     )
     parser.add_argument(
         "--without-client",
-        type=arguments.clients,
+        type=arguments.parse_clients,
         action="extend",
         default=[],
         metavar="ID,...",
@@ -35,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.experiment.fork import fork, without_clients
 
     opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options).number
+    round = arguments.open_checkpoint(opened, options).number
     values = override(stored_config.values(options.run), options.overrides)
     values = without_clients(values, options.without_client)
     record = fork(options.run, options.out, round, values, changed_code=options.changed_code)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each name, or a description of one name or section; return the exit code."""
-    from pflmpi.commands.described import catalogue, described, markdown, overview, sections_of_names
+    from pflmpi.commands.described import catalogue, describe, describe_names, markdown, sections_of_names
     from pflmpi.terminal import console, print_json
 
     if options.json and options.markdown:
@@ -37,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     terminal = console()
     if options.name is None or options.name in sections_of_names():
-        for line in overview(options.name):
+        for line in describe_names(options.name):
             terminal.print(line, no_wrap=True, overflow="ellipsis")
         return 0
-    for part in described(options.name):
+    for part in describe(options.name):
         terminal.print(part, no_wrap=False, overflow="ellipsis")
     return 0

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
             "2 clients at least"
         )
     opened = open_run(options.run)
-    round = arguments.checkpoint(opened, options)
+    round = arguments.open_checkpoint(opened, options)
     torch.set_num_threads(num_cores(os.environ))
     experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)

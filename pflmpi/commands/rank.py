@@ -119,7 +119,7 @@ def _start(rank: _Rank, options: argparse.Namespace, prepare: Callable[[Launch],
     config, rank.folder = prepared.config, prepared.folder
     rank.resumable = None if launch.rank or options.announced else prepared.folder
     ranks = num_ranks(options.ranks, config, launch)
-    if problem := limits.too_few_files(ranks):
+    if problem := limits.check_file_limit(ranks):
         raise ConfigError(problem)
     if (ranks > 1 or options.restarts) and launch.kind == "alone":
         options.announced = prepared.folder

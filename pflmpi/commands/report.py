@@ -21,13 +21,13 @@ _RELOAD = 10  # seconds until a browser loads the page again
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
-        type=arguments.folder,
+        type=arguments.parse_folder,
         nargs="+",
         metavar="RUN",
         help="folders of runs, or of many runs such as sweeps/NAME; or of scaling experiments",
     )
     out = "folder for the page and its figures (default: report; of one scaling experiment its own folder)"
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help=out)
+    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help=out)
     parser.add_argument(
         "--target",
         type=float,
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of runs: write the page, which then reloads itself, again after each checkpoint until the runs end",
     )
-    arguments.add_to(parser)
+    arguments.add_extrapolation(parser)
 
 
 def run(options: argparse.Namespace) -> int:

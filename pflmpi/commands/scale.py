@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=6, metavar="N", help="rounds of each run; the first does not count (default: 6)"
     )
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
-    arguments.add_to(parser)
+    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
+    arguments.add_extrapolation(parser)
     arguments.add_json(parser)
     parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")
     parser.add_argument(
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--json with --submit, which ends before anything is measured; leave it out")
     if options.submit:
         return _submit(options)
-    sbatch_options = {f"--{name}": value for name, value in batch_script.given(options).items()}
+    sbatch_options = {f"--{name}": value for name, value in batch_script.collect_options(options).items()}
     others = {"--": options.sbatch, "--setup": options.setup, "--dry-run": options.dry_run}
     for name, value in {**sbatch_options, **others}.items():
         if value:
@@ -87,7 +87,7 @@ def _measure(options: argparse.Namespace) -> int:
 
     config, only = load(options.config, options.overrides), options.only
     on_gpus, job = bool(num_gpus(config.runtime)), slurm.allocation(os.environ, options.mpi)
-    scaling, out = _requested(options, config, on_gpus, None if job else len(machine.cores()))
+    scaling, out = _request_experiment(options, config, on_gpus, None if job else len(machine.cores()))
     if options.to is not None:
         check(scaling.mode, scaling.ranks, options.to)
     if job:
@@ -204,33 +204,33 @@ def _show(measured: "Results") -> None:
 def _submit(options: argparse.Namespace) -> int:
     """Submit a job for each point that is not measured yet; return the exit code."""
     from pflmpi.cluster import submission
-    from pflmpi.cluster.jobs import queue
+    from pflmpi.cluster.jobs import query_queue
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
     from pflmpi.scaling.experiment import folder
     from pflmpi.terminal import print_surely
 
-    given, others = batch_script.given(options), options.sbatch
+    given, others = batch_script.collect_options(options), options.sbatch
     slurm.check(given, options.setup)
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
-    scaling, out = _requested(options, config, slurm.asks_for_gpus(given, others), None)
+    scaling, out = _request_experiment(options, config, slurm.asks_for_gpus(given, others), None)
     jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, others, options.mpi, options.setup)
     if options.dry_run:
-        print("\n".join(batch_script.script(job) for job in jobs.values()), end="")
+        print("\n".join(batch_script.format_script(job) for job in jobs.values()), end="")
         return 0
     submission.refuse_without_slurm()
     experiment.write(scaling, out)
-    queued = queue(os.environ)
+    queued = query_queue(os.environ)
     for ranks in scaling.ranks:
         if ranks not in jobs:
             print(f"ranks {ranks}: measured")
-        elif job := submission.working_in(folder(out, ranks), queued):
+        elif job := submission.find_queued_job(folder(out, ranks), queued):
             print(f"ranks {ranks}: job {job.id} is {job.state} already")
         else:
             submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)
-            print_surely(f"ranks {ranks}: job {number}, log {submission.log_of(jobs[ranks].options, number)}")
+            print_surely(f"ranks {ranks}: job {number}, log {submission.format_log_path(jobs[ranks].options, number)}")
     report = f"pflmpi report {shlex.quote(str(out))}"
     later = f"when they have ended: {report}; the same command submits what has failed again"
     print(later if jobs else f"all is measured: {report}")
@@ -244,7 +244,7 @@ def _words(options: argparse.Namespace, scaling: "Scaling", out: Path) -> list[s
     return [*words, "--repeats", str(scaling.repeats), "--rounds", str(scaling.rounds)]
 
 
-def _requested(
+def _request_experiment(
     options: argparse.Namespace, config: "Config", on_gpus: bool, cores: int | None
 ) -> "tuple[Scaling, Path]":
     """The experiment that the options ask for, joined with the one in its folder, and the folder.

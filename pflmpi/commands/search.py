@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rungs", type=int, default=3, metavar="N", help=rungs)
     seed = "seed of the trials; must not be one of the table's, which test the result (default: the lowest other one)"
     parser.add_argument("--seed", type=int, metavar="N", help=seed)
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: searches/NAME)")
+    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help="folder (default: searches/NAME)")
     arguments.add_overrides(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared)")
@@ -125,7 +125,7 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
     if len(not_ahead) < len(cells):  # the others have more rounds, from a search with a smaller budget
         words += [word for cell in not_ahead for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
-        code = _call(options, "submit", "--array", *words, *arguments.shell_words("--submit", options.submit))
+        code = _call(options, "submit", "--array", *words, *arguments.split_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]

@@ -40,14 +40,14 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError("--wait without a run or job to wait for; name it")
         code = waiting.wait_for(target, os.environ)
     if options.json:
-        print_json(status.as_object(target, os.environ))
+        print_json(status.describe_as_json(target, os.environ))
         return code
     if target is None:
-        lines = status.my_jobs(os.environ)
+        lines = status.describe_my_jobs(os.environ)
     elif isinstance(target, str):
-        lines = status.one_job(target, os.environ)
+        lines = status.describe_job(target, os.environ)
     else:
-        lines = status.one_folder(target, os.environ)
+        lines = status.describe_folder(target, os.environ)
     print("\n".join(map(printable, lines)))
     return code
 

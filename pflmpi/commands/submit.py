@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
     arguments.add_overrides(parser)
     out = "folder of the run, or of the sweep's runs (default: runs/NAME, sweeps/NAME)"
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help=out)
+    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help=out)
     arguments.add_changed_code(parser)
     parser.add_argument(
         "--mpi",
@@ -109,25 +109,25 @@ def run(options: argparse.Namespace) -> int:
 
 def _preview(options: argparse.Namespace, pending: Pending) -> None:
     """Print the batch script of a job, or with --test-only when it would start."""
-    from pflmpi.cluster.submission import would_start
+    from pflmpi.cluster.submission import predict_start
 
     job = _job(options, pending)
     _show_implied(options, job, pending)
     if options.test_only:
-        print(would_start(job, os.environ))
+        print(predict_start(job, os.environ))
         return
-    print(batch_script.script(job), end="")
+    print(batch_script.format_script(job), end="")
     for folder in {path for path in batch_script.log_folders(job.options) if not path.is_dir()}:
         print(f"pflmpi: make {folder}/ before you submit this; Slurm would not", file=sys.stderr)
 
 
 def _wait(number: str, pending: Pending) -> int:
     """Wait for a job, show its status, and return the exit code as `cluster.waiting.wait` does."""
-    from pflmpi.cluster.status import one_folder
+    from pflmpi.cluster.status import describe_folder
     from pflmpi.cluster.waiting import wait
 
     code = wait([number], [*pending.runs], os.environ, bool(pending.tasks))
-    print("\n".join(map(printable, one_folder(pending.out, os.environ))))
+    print("\n".join(map(printable, describe_folder(pending.out, os.environ))))
     return code
 
 
@@ -178,7 +178,7 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     submission.make_folders(*batch_script.log_folders(job.options), pending.out)
     _show_implied(options, job, pending)
     number = submission.submit(job, pending.out, os.environ)
-    return number, submission.log_of(job.options, number)
+    return number, submission.format_log_path(job.options, number)
 
 
 def _apply_site(options: argparse.Namespace) -> None:
@@ -261,20 +261,20 @@ def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:
     """The --mpi of srun, the words between srun and the interpreter, and a container's interpreter ("" for none)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--mpi", default=options.mpi or "none")
-    known, words = parser.parse_known_args(arguments.shell_words("--srun", options.srun or ""))
+    known, words = parser.parse_known_args(arguments.split_words("--srun", options.srun or ""))
     if words and not words[0].startswith("-"):
         raise ConfigError(f"--srun={options.srun!r}: {words[0]!r} is no option of srun; give its options alone")
     in_container = any(word.startswith("--container-image") for word in words)
     if options.profile is not None and (image := options.profile.container):
         in_container = True
-        words += ["apptainer", "exec", *arguments.shell_words("container.options", image.options), image.apptainer]
+        words += ["apptainer", "exec", *arguments.split_words("container.options", image.options), image.apptainer]
     return known.mpi, words, "python" if in_container else ""
 
 
-def packed(cells: Sequence[int], size: int) -> list[Sequence[int]]:
+def pack_cells(cells: Sequence[int], size: int) -> list[Sequence[int]]:
     """Divide cells among the tasks of an array, `size` for each.
 
-    >>> packed([0, 1, 2, 5, 7], 2)
+    >>> pack_cells([0, 1, 2, 5, 7], 2)
     [[0, 1], [2, 5], [7]]
     """
     return [cells[first : first + size] for first in range(0, len(cells), size)]
@@ -289,16 +289,16 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         "output": str(pending.out).replace("%", "%%") + f".{id_pattern}.log",
         "open-mode": "append",
     }
-    packs = packed(pending.tasks, options.pack or 1)
+    packs = pack_cells(pending.tasks, options.pack or 1)
     if packs:
-        ours["array"] = batch_script.tasks([pack[0] for pack in packs], options.jobs)
+        ours["array"] = batch_script.format_tasks([pack[0] for pack in packs], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
             batch_script.check_warning(options.time or "", _WARNING)
     mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
-        options=batch_script.merged(ours, batch_script.given(options), options.sbatch),
+        options=batch_script.merged(ours, batch_script.collect_options(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=mpi,
@@ -320,9 +320,9 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
 
 def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
     """Print what replaces `auto`, and the number of ranks if no option states it."""
-    given, threads = batch_script.given(options), next(iter(pending.runs.values())).runtime.threads
+    given, threads = batch_script.collect_options(options), next(iter(pending.runs.values())).runtime.threads
     if chosen := {name: job.options[name] for name, value in given.items() if value == "auto"}:
-        print(f"pflmpi: auto is {' '.join(batch_script.words_of(chosen))}", file=sys.stderr)
+        print(f"pflmpi: auto is {' '.join(batch_script.format_options(chosen))}", file=sys.stderr)
     # With those given, because the profile of a site may have turned --gpus-per-node into --gres.
     effective = batch_script.effective({**given, **job.options}, job.others)
     if text := batch_script.ranks(effective, threads)[1]:

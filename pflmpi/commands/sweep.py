@@ -35,7 +35,9 @@ _CELLS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of --cell
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     arguments.add_overrides(parser)
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    parser.add_argument(
+        "--out", type=arguments.parse_folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)"
+    )
     arguments.add_cells(parser)
     arguments.add_failed_cells(parser)
     arguments.add_changed_code(parser)
@@ -197,7 +199,7 @@ def _run_cells(
         planned = ordered()
         for task in planned:
             prepare(task, out)
-        variables = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
+        variables = [dict(os.environ)] * options.jobs if launcher else make_environments(options.jobs)
 
         def problem(task: "CellTask") -> str:
             return unfinished(task, configs[task.cell.name], out)
@@ -293,7 +295,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _launcher(text: str) -> list[str]:
     """The words of --launcher; raise `ConfigError` if its program is not found."""
-    words = arguments.shell_words("--launcher", text)
+    words = arguments.split_words("--launcher", text)
     if words and shutil.which(words[0]) is None:
         raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
     return words
@@ -312,7 +314,7 @@ def _budget(
     return lambda now: Budget(options.budget, options.jobs, now, work, seconds_per_round(now, out))
 
 
-def environments(jobs: int) -> list[dict[str, str]]:
+def make_environments(jobs: int) -> list[dict[str, str]]:
     """The environment of each of `jobs` runs at a time, among which the GPUs are divided."""
     import torch
 

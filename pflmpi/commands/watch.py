@@ -27,7 +27,11 @@ _MOST_BARS = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", type=arguments.folder, nargs="+", metavar="RUN", help="folders of runs, or of many runs such as a sweep"
+        "runs",
+        type=arguments.parse_folder,
+        nargs="+",
+        metavar="RUN",
+        help="folders of runs, or of many runs such as a sweep",
     )
     parser.add_argument(
         "--every", type=float, default=2.0, metavar="SECONDS", help="between two looks at the files (default: 2)"
@@ -62,11 +66,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _runs(folders: Sequence[Path]) -> list[Path]:
     """The runs in folders; raises `ConfigError` for a folder that does not exist."""
-    from pflmpi.cluster.jobs import cells_below
+    from pflmpi.cluster.jobs import find_runs_below
 
     if missing := [path for path in folders if not path.is_dir()]:
         raise ConfigError(f"{missing[0]} is no folder; name that of a run, as `pflmpi run` or `submit` printed it")
-    return [run for path in folders for run in cells_below(path) or [path]]
+    return [run for path in folders for run in find_runs_below(path) or [path]]
 
 
 def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
@@ -87,13 +91,13 @@ def _print_changes(
     states: "Mapping[Path, RunStatus | None]", running: Collection[Path], shown: dict[Path, tuple[int, bool]]
 ) -> None:
     """Print a line for each run that has completed a round, or ended, since it was last shown."""
-    from pflmpi.cluster.status import progress_summary
+    from pflmpi.cluster.status import summarize_progress
 
     for run, state in states.items():
         now = (state.round if state else 0, run in running)
         if shown.get(run) != now:
             shown[run] = now
-            print(printable(f"{run}  {progress_summary(state, None)}{_ending(run, state, running)}"), flush=True)
+            print(printable(f"{run}  {summarize_progress(state, None)}{_ending(run, state, running)}"), flush=True)
 
 
 def _ending(run: Path, state: "RunStatus | None", running: Collection[Path]) -> str:

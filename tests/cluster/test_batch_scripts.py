@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 import fake_slurm
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, ranks, script, tasks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, format_script, format_tasks, ranks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -51,14 +51,14 @@ JOBS = {
     ),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
-        {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
+        {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": format_tasks([0, 1, 2, 4, 7, 8], 3)},
         "/env/bin/python",
         SWEEP,
         array=True,
         requeue=True,
     ),
     "pack": BatchScript(
-        {"job-name": "b", "array": tasks([0, 7], None)},
+        {"job-name": "b", "array": format_tasks([0, 7], None)},
         "/env/bin/python",
         SWEEP,
         array=True,
@@ -73,7 +73,7 @@ def golden(name):
 
 def text(name):
     """The script of a job, with the wrappers in a folder that is the same everywhere."""
-    return script(JOBS[name]).replace(str(LAUNCH), "/env/launch")
+    return format_script(JOBS[name]).replace(str(LAUNCH), "/env/launch")
 
 
 # --- what submit writes -------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_the_script_matches_the_golden_file(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_sbatch_sees_every_option_before_the_first_command(name):
-    lines = script(JOBS[name]).splitlines()
+    lines = format_script(JOBS[name]).splitlines()
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     assert len(options) == len(JOBS[name].options) + bool(JOBS[name].others) and max(options) < first
@@ -96,12 +96,12 @@ def test_a_line_that_sbatch_would_misread_is_refused():
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
         for options, others in (({"job-name": value}, []), ({}, ["-J", value])):
             with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
-                script(BatchScript(options, "python", RUN, others=others))
+                format_script(BatchScript(options, "python", RUN, others=others))
 
 
 def test_arguments_survive_the_shell():
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
-    text = script(BatchScript({}, "/bin/echo", odd)).replace(f"bash {LAUNCH}/srun --mpi=none", "printf '%s\\n'")
+    text = format_script(BatchScript({}, "/bin/echo", odd)).replace(f"bash {LAUNCH}/srun --mpi=none", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[4:] == list(odd)
 
@@ -166,7 +166,7 @@ def start(tmp_path):
     def start(job, srun, **variables):
         program("srun", srun)
         environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **variables}
-        command = ["bash", "-c", script(job)]
+        command = ["bash", "-c", format_script(job)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
         return done.returncode, done.stdout + done.stderr
 
@@ -201,7 +201,7 @@ def test_the_ranks_of_a_container_have_the_interpreter_inside(start, tmp_path):
 
 
 def test_the_cells_of_an_array_too_have_the_interpreter_inside_their_container():
-    shown = script(replace(JOBS["array"], srun=JOBS["container"].srun, rank_python="python"))
+    shown = format_script(replace(JOBS["array"], srun=JOBS["container"].srun, rank_python="python"))
     (words,) = [shlex.split(line) for line in shown.splitlines() if "SLURM_ARRAY_TASK_ID" in line and "/env" in line]
     assert words[0] == "/env/bin/python" and words[-2:] == ["--python", "python"]
     assert words[words.index("--launcher") + 1].endswith(" exec --nv '--bind=/my scratch' /images/pflmpi.sif")

@@ -23,9 +23,9 @@ import quick_run
 import testbed
 from pflmpi.cli import main
 from pflmpi.cluster import jobs, waiting
-from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.batch_script import parse_time
 from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
+from pflmpi.cluster.status import RunStatus, format_headline, format_progress, run_status, summarize_progress
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start, Submission
@@ -176,7 +176,7 @@ def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
 def test_an_unlimited_time_is_none(text):
-    assert seconds(text) is None
+    assert parse_time(text) is None
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
@@ -281,30 +281,30 @@ def write(folder, rounds, done, slow=0):
 
 
 def test_a_job_that_waits_says_why_and_for_what():
-    line = headline(job(State="PENDING", Reason="Dependency", NodeList="", RestartCnt=1))
+    line = format_headline(job(State="PENDING", Reason="Dependency", NodeList="", RestartCnt=1))
     assert line == "job 12 PENDING (Dependency), asks for 2 nodes, 1 restart"
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "FAILED", "CANCELLED", "OUT_OF_MEMORY", "PREEMPTED"])
 def test_a_job_that_ended_too_early_says_how_to_continue(state):
     ended = job(State=state, Reason=state, exit_code=256)
-    assert headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
-    assert "submit the same again" in list(progress_lines(far(), ended))[-1]
+    assert format_headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
+    assert "submit the same again" in list(format_progress(far(), ended))[-1]
 
 
 def test_a_run_that_was_stopped_says_so():
-    assert list(progress_lines(far(), job(State="FAILED", exit_code=75 << 8)))[-1].startswith(
+    assert list(format_progress(far(), job(State="FAILED", exit_code=75 << 8)))[-1].startswith(
         "stopped after a complete round"
     )
 
 
 def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do():
     short = job(TimeUsed="10:00", TimeLimit="12:00")  # 120 s left, 18 rounds of 10 s to go
-    text = "\n".join(progress_lines(far(), short))
+    text = "\n".join(format_progress(far(), short))
     assert "10.00 s per round, the last one ended 0:00:03 ago, 0:03:00 to the end, 0:02:00 left of 0:12:00" in text
     assert "IT WILL NOT FIT: 0:01:00 too little, about 12 of the 18 rounds left" in text
     assert "--requeue" in text and "--time" in text
-    assert "IT WILL NOT FIT" in progress_summary(far(), short)
+    assert "IT WILL NOT FIT" in summarize_progress(far(), short)
 
 
 @pytest.mark.parametrize(
@@ -316,19 +316,19 @@ def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do():
     ],
 )
 def test_a_run_that_fits_is_not_warned_of(fitting):
-    assert "FIT" not in "\n".join([*progress_lines(far(), fitting), progress_summary(far(), fitting)])
+    assert "FIT" not in "\n".join([*format_progress(far(), fitting), summarize_progress(far(), fitting)])
 
 
 @pytest.mark.parametrize("by", [{"requeues": True}, {"restarts": 1}], ids=str)
 def test_a_job_that_requeues_itself_is_not_shouted_at(by):
     short = replace(job(TimeUsed="10:00", TimeLimit="12:00"), **by)
-    text = "\n".join(progress_lines(far(), short))
+    text = "\n".join(format_progress(far(), short))
     assert "about 12 of the 18 rounds left end in time; then the job is requeued and continues" in text
-    assert "IT WILL NOT FIT" not in text + progress_summary(far(), short)
+    assert "IT WILL NOT FIT" not in text + summarize_progress(far(), short)
 
 
 def test_a_finished_run_has_no_advice():
-    lines = list(progress_lines(far(round=30, checkpoint=30), job(State="COMPLETED")))
+    lines = list(format_progress(far(round=30, checkpoint=30), job(State="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
 
 
@@ -620,7 +620,7 @@ def test_filters_in_the_environment_hide_no_jobs(fake, monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     fake_slurm.queue(fake, fake_slurm.line("12"))
     fake_slurm.program("squeue", f'[ -z "$SQUEUE_PARTITION" ] && /bin/cat {fake}/queue', fake)
-    assert [one.id for one in jobs.queue(os.environ)] == ["12"]
+    assert [one.id for one in jobs.query_queue(os.environ)] == ["12"]
 
 
 def test_status_imports_no_torch():

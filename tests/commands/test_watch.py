@@ -55,7 +55,7 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
 
     shown = {number: threading.Event() for number in (0, 1, 2)}
     thread = threading.Thread(target=live)
-    summary = status.progress_summary
+    summary = status.summarize_progress
 
     def told(state, job):
         if state is None or state.title.startswith("fedavg"):
@@ -63,7 +63,7 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
         return summary(state, job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(status, "progress_summary", told)
+        patch.setattr(status, "summarize_progress", told)
         thread.start()
         assert main(["watch", str(done), str(run), "--every", "0.05"]) == 1
     thread.join()

@@ -22,7 +22,7 @@ import processes
 import quick_run
 import table_file
 import testbed
-from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.batch_script import parse_time
 from pflmpi.cluster.status import run_status
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
@@ -322,7 +322,7 @@ def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(fold
     assert testbed.fields(trial)["ExitCode"] == "75:0" and testbed.fields(trial)["TimeLimit"] == "00:02:00"
     state = run_status(folder / "run")
     assert state is not None and state.to_end is not None
-    asked = seconds(testbed.fields(job)["TimeLimit"])
+    asked = parse_time(testbed.fields(job)["TimeLimit"])
     assert asked == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
     reach(folder / "run", state.round + 1)
     subprocess.run(["scancel", job], check=True, timeout=30)

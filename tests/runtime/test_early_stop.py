@@ -8,7 +8,7 @@ import quick_run
 from every_algorithm import ON_ANY_MODEL
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import entries
-from pflmpi.cluster.status import progress_lines, progress_summary, run_status
+from pflmpi.cluster.status import format_progress, run_status, summarize_progress
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
@@ -98,8 +98,8 @@ def test_every_command_knows_that_it_has_ended(tmp_path, capsys):
     quick_run.run(settings(), run)
     status = run_status(run)
     assert status is not None and status.done
-    assert "stopped early: accuracy_mean" in "\n".join(progress_lines(status, None))
-    assert "round 4 of 12, stopped early" in progress_summary(status, None)
+    assert "stopped early: accuracy_mean" in "\n".join(format_progress(status, None))
+    assert "round 4 of 12, stopped early" in summarize_progress(status, None)
     state = run_state(run, parse(settings()))
     assert (state.state, state.done) == ("done", 4)
     longer = run_state(run, parse(settings(stop={**STOP, "patience": 6})))

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import quick_run
-from pflmpi.cluster.status import one_folder
+from pflmpi.cluster.status import describe_folder
 from pflmpi.config import stored, yaml_file
 from pflmpi.experiment import privacy, stored_config
 from pflmpi.experiment.fork import fork
@@ -151,7 +151,7 @@ def test_it_is_logged_recorded_and_shown_and_grows_with_a_resume(tmp_path, caplo
     quick_run.run(settings(), run, 2)
     first = stored.read(run)["recorded"]["privacy"]
     assert first == statement() and caplog.messages.count(first) == 1
-    assert first in "\n".join(one_folder(run, {"PATH": str(tmp_path)}))
+    assert first in "\n".join(describe_folder(run, {"PATH": str(tmp_path)}))
     quick_run.resume(run, ("training.rounds=8",), 1)
     second = stored.verified(run)[0]["recorded"]["privacy"]
     assert second == statement(training={"rounds": 8, "participation": 0.5}) and epsilons(second) > epsilons(first)

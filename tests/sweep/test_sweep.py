@@ -17,7 +17,7 @@ import processes
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.commands.sweep import environments
+from pflmpi.commands.sweep import make_environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
@@ -232,10 +232,10 @@ def test_gpus_are_shared_out_among_the_jobs(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(2)] == ["4,6", "5"]
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(4)] == ["4", "5", "6", "4"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in make_environments(2)] == ["4,6", "5"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in make_environments(4)] == ["4", "5", "6", "4"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(1)] == ["0,1,2"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in make_environments(1)] == ["0,1,2"]
 
 
 # --- one sweep in a folder ----------------------------------------------------------------------------------------
