@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -135,7 +135,15 @@ def show_summary(run: Path, config: "Config") -> None:
             table.add_row(words, text)
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
-    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]  # empty if metrics.csv was lost
+    _add_costs(table, rows)
+    console().print(table)
+    show_usage(run)
+    print(f"run: {run}", flush=True)
+
+
+def _add_costs(table: Table, rows: Sequence[Mapping[str, str]]) -> None:
+    """Add bytes and seconds of all rounds; totals are "-" if the figures of some rounds were lost."""
+    seconds = [float(row["seconds"]) for row in rows if row["seconds"]]
     lost = len(rows) - len(seconds)
     for way in ("up", "down"):
         logical = sum(int(row[f"{way}_bytes"]) for row in rows)
@@ -150,9 +158,6 @@ def show_summary(run: Path, config: "Config") -> None:
     table.add_row("seconds, per round", f"{total}, {sum(seconds) / max(len(seconds), 1):.3f}")
     if lost:
         table.add_row("rounds without figures, as metrics.csv was lost", str(lost))
-    console().print(table)
-    show_usage(run)
-    print(f"run: {run}", flush=True)
 
 
 def show_usage(run: Path) -> None:

@@ -108,13 +108,14 @@ def _run(
         until = began + 3600 * options.budget - min(GRACE, 360 * options.budget)  # the last seconds to stop runs in
         expected = budget(tasks()).expected(until - time.monotonic())
         print(expected, flush=True, file=sys.stderr if options.json else sys.stdout)
-    if options.json:
-        cells = {cell.name: cell for cell, _ in selected}
-        plan = [_as_json(cells[task.cell.name], task, out, launcher) for task in _ordered(tasks, budget)]
-        print_json({"table": options.table, "out": out, "cells": plan})
-        return 0
     if options.dry_run:
-        _show_plan(_ordered(tasks, budget), launcher)
+        plan = _ordered(tasks, budget)
+        if options.json:
+            cells = {cell.name: cell for cell, _ in selected}
+            planned_cells = [_as_json(cells[task.cell.name], task, out, launcher) for task in plan]
+            print_json({"table": options.table, "out": out, "cells": planned_cells})
+        else:
+            _show_plan(plan, launcher)
         return 0
     if options.cell is not None:
         (task,) = tasks()
@@ -126,12 +127,12 @@ def _run(
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return outcome.exit_code_of_signal
-    if budget is None:
-        _conclude(planned, outcome, out, "stopped")
-    else:
+    rest = "stopped"
+    if budget is not None:
         left = [task for task in tasks() if task.command and task.cell.name not in outcome.failed]
         outcome.stopped = [task.cell.name for task in left]
-        _conclude(planned, outcome, out, f"left, {budget(tasks()).needed(left)}")
+        rest = f"left, {budget(tasks()).needed(left)}"
+    _show_outcome(planned, outcome, out, rest)
     words = arguments.words_of_cells(options.table, options.out, options)
     print(f"table: {shlex.join(['pflmpi', 'table', *words])}")
     return _exit_code(options, planned[0], outcome, out)
@@ -225,7 +226,7 @@ def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOut
     return Stopped.exit_code if outcome.stopped else 0
 
 
-def _conclude(tasks: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path, rest: str) -> None:
+def _show_outcome(tasks: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path, rest: str) -> None:
     """Print how many runs are done, and the errors of those that failed.
 
     Args:
