@@ -96,6 +96,11 @@ def check_least(options: argparse.Namespace, **least: int) -> None:
             raise ConfigError(f"--{name} {value}: must be at least {number}")
 
 
+def add_out(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
+    """Add --out, the folder that a command writes to."""
+    parser.add_argument("--out", type=parse_folder, required=required, metavar="DIR", help=help)
+
+
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add --force, for a command that writes a file; see `check_output`."""
     parser.add_argument("--force", action="store_true", help="overwrite FILE")

@@ -35,13 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="round",
         help="the checkpoint after which a client is left out (default: 0, it never trains)",
     )
-    parser.add_argument(
-        "--out",
-        type=arguments.parse_folder,
-        required=True,
-        metavar="DIR",
-        help="folder of the runs, without-ID, and of contribution.csv; started again, it goes on there",
-    )
+    out = "folder of the runs, without-ID, and of contribution.csv; started again, it goes on there"
+    arguments.add_out(parser, out, required=True)
     parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: one per GPU, or core)")
 
 

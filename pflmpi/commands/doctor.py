@@ -15,8 +15,7 @@ _PROBLEM = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    out = "folder that runs will write to: its file system is checked (default: runs)"
-    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help=out)
+    arguments.add_out(parser, "folder that runs will write to: its file system is checked (default: runs)")
     parser.add_argument("--config", type=Path, metavar="CONFIG", help="check this configuration's data too")
     arguments.add_json(parser)
     parser.set_defaults(log_level=logging.ERROR)  # what others warn of is among its problems

@@ -13,13 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_round(parser)
-    parser.add_argument(
-        "--out",
-        type=arguments.parse_folder,
-        required=True,
-        metavar="DIR",
-        help="folder of the new run, which needs no other",
-    )
+    arguments.add_out(parser, "folder of the new run, which needs no other", required=True)
     parser.add_argument(
         "--without-client",
         type=arguments.parse_clients,

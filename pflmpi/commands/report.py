@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of runs, or of many runs such as sweeps/NAME; or of scaling experiments",
     )
     out = "folder for the page and its figures (default: report; of one scaling experiment its own folder)"
-    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help=out)
+    arguments.add_out(parser, out)
     parser.add_argument(
         "--target",
         type=float,

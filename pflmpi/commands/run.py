@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_config(parser)
-    parser.add_argument(
-        "--out", type=arguments.parse_folder, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)"
-    )
+    arguments.add_out(parser, "folder of the run (default: runs/NAME-TIME)")
     parser.add_argument(
         "--continue",
         action="store_true",

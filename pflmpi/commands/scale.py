@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=6, metavar="N", help="rounds of each run; the first does not count (default: 6)"
     )
-    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
+    arguments.add_out(parser, "folder (default: scaling/NAME-MODE)")
     arguments.add_extrapolation(parser)
     arguments.add_json(parser)
     parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rungs", type=int, default=3, metavar="N", help=rungs)
     seed = "seed of the trials; must not be one of the table's, which test the result (default: the lowest other one)"
     parser.add_argument("--seed", type=int, metavar="N", help=seed)
-    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help="folder (default: searches/NAME)")
+    arguments.add_out(parser, "folder (default: searches/NAME)")
     arguments.add_overrides(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument("--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared)")

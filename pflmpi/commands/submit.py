@@ -57,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the command-line arguments besides the options of sbatch."""
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
     arguments.add_overrides(parser)
-    out = "folder of the run, or of the sweep's runs (default: runs/NAME, sweeps/NAME)"
-    parser.add_argument("--out", type=arguments.parse_folder, metavar="DIR", help=out)
+    arguments.add_out(parser, "folder of the run, or of the sweep's runs (default: runs/NAME, sweeps/NAME)")
     arguments.add_changed_code(parser)
     parser.add_argument(
         "--mpi",

@@ -35,9 +35,7 @@ _CELLS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of --cell
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     arguments.add_overrides(parser)
-    parser.add_argument(
-        "--out", type=arguments.parse_folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)"
-    )
+    arguments.add_out(parser, "folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
     arguments.add_failed_cells(parser)
     arguments.add_changed_code(parser)

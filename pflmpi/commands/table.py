@@ -18,9 +18,7 @@ _LEFT_OUT = 1  # exit code: something is missing in the table
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file with a table")
-    parser.add_argument(
-        "--out", type=arguments.parse_folder, metavar="DIR", help="folder of its runs (default: sweeps/NAME)"
-    )
+    arguments.add_out(parser, "folder of its runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
     parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: that of its runs)")
 
