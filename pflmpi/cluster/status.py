@@ -358,16 +358,18 @@ def no_run_error(folder: Path) -> ConfigError:
 
 def _describe_cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
     """A line for each cell, with the error that it ended with, and a line for each other error of the sweep's job."""
-    shown = set()
+    cell_errors = set()
     for cell in cells:
         state = run_status(cell)
         line = f"  {cell.relative_to(sweep)}  {summarize_progress(state, None)}"
         log = Path(f"{cell}.log")
         if (state is None or not state.done) and run_lock.owner(cell) is None and (error := last_error(log)):
-            shown.add(error)
+            cell_errors.add(error)
             line += f"; ended with: {error}  log: {log}"
         yield line
-    yield from (f"  a task ended with: {error}  log: {log}" for error, log in ends if error and error not in shown)
+    for error, log in ends:
+        if error and error not in cell_errors:
+            yield f"  a task ended with: {error}  log: {log}"
 
 
 def drop_superseded(jobs: Sequence[Job]) -> list[Job]:
@@ -471,18 +473,18 @@ def _describe_array(jobs: Sequence[Job]) -> Iterator[str]:
         yield f"  {job.id}  {what}{run}{why}{log}"
 
 
-def describe_as_json(what: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+def describe_as_json(target: Path | str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """Jobs and runs for JSON: of a folder, of a job, or of all this user's jobs; raises as the functions for lines."""
-    if isinstance(what, Path):
-        jobs, note = find_jobs_of(what, environ)
-        runs = find_runs_below(what.resolve()) or [what]
-        state = run_status(what)
+    if isinstance(target, Path):
+        jobs, note = find_jobs_of(target, environ)
+        runs = find_runs_below(target.resolve()) or [target]
+        state = run_status(target)
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
-        if runs == [what] and state is None and not jobs and not find_last_errors(what):
-            raise no_run_error(what)
-    elif what is not None:
-        jobs, note = find_named_jobs(what, environ), ""
+        if runs == [target] and state is None and not jobs and not find_last_errors(target):
+            raise no_run_error(target)
+    elif target is not None:
+        jobs, note = find_named_jobs(target, environ), ""
         if not jobs[0].state:  # Slurm has forgotten it
             return describe_as_json(jobs[0].folder, environ)
         runs = _runs_of(jobs)

@@ -52,27 +52,27 @@ def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str]
     writers = Writers()
     while not jobs and any([not is_done(run) and writers.is_writing(run) for run in runs]):  # a list: ask all of them
         time.sleep(_PAUSE)
-    left = [run for run in runs if not is_done(run)]
-    if not left:
+    unfinished = [run for run in runs if not is_done(run)]
+    if not unfinished:
         return 0
     codes = {job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"}
     if not jobs:
-        codes = {events_file.exit_code(run) or RunError.exit_code for run in left}
+        codes = {events_file.exit_code(run) or RunError.exit_code for run in unfinished}
     if of_sweep:
         return Stopped.exit_code if codes == {Stopped.exit_code} else 1
     return next(iter(codes), RunError.exit_code)
 
 
-def wait_for(what: Path | str, environ: Mapping[str, str]) -> int:
+def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
     """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
-    if isinstance(what, str):
-        jobs = find_named_jobs(what, environ)
+    if isinstance(target, str):
+        jobs = find_named_jobs(target, environ)
         runs = [job.folder for job in jobs if job.folder is not None]
         cells = [cell for run in runs for cell in find_runs_below(run)]
-        return wait([what] if jobs[0].state else [], cells or runs, environ, bool(cells))
-    jobs, cells = find_jobs_of(what, environ)[0], find_runs_below(what.resolve())
-    if not (jobs or cells or config_file.path(what).exists() or run_lock.owner(what)):
-        raise no_run_error(what)
-    newest = [] if run_lock.owner(what) else drop_superseded(jobs)
+        return wait([target] if jobs[0].state else [], cells or runs, environ, bool(cells))
+    jobs, cells = find_jobs_of(target, environ)[0], find_runs_below(target.resolve())
+    if not (jobs or cells or config_file.path(target).exists() or run_lock.owner(target)):
+        raise no_run_error(target)
+    newest = [] if run_lock.owner(target) else drop_superseded(jobs)
     numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
-    return wait(numbers, cells or [what], environ, bool(cells))
+    return wait(numbers, cells or [target], environ, bool(cells))

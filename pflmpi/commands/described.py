@@ -60,12 +60,12 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
         ConfigError: there is nothing of that name.
     """
     rows_of = sections()
-    chosen: Iterable[tuple[str, str, Any]] = ()
+    entries: Iterable[tuple[str, str, Any]] = ()
     if name is None or name in sections_of_names():
         registries = REGISTRIES if name is None else {name: REGISTRIES[name]}
-        chosen = ((section, full, value) for section, names in registries.items() for full, value in names.items())
+        entries = ((section, full, value) for section, names in registries.items() for full, value in names.items())
     elif name not in rows_of:
-        chosen = named(name)
+        entries = named(name)
     return {
         "names": [
             {
@@ -75,7 +75,7 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
                 "paper": getattr(registered, "paper", None),
                 "keys": _as_objects(keys(section, full, registered)),
             }
-            for section, full, registered in chosen
+            for section, full, registered in entries
         ],
         "sections": [
             {"name": section, "keys": _as_objects(rows)} for section, rows in rows_of.items() if name in (None, section)

@@ -255,8 +255,8 @@ def show_start(config: Config, folder: Path, context: RankContext, launch: Launc
 
 def end_of_jobs(transport: Transport) -> float | None:
     """Time at which this batch job ends, None if unknown; only rank 0 asks, to spare the queue manager."""
-    own = end_of_job(os.environ) if transport.rank == 0 else None
-    end = float(transport.maximum(np.array([-np.inf if own is None else own]))[0])
+    job_end = end_of_job(os.environ) if transport.rank == 0 else None
+    end = float(transport.maximum(np.array([-np.inf if job_end is None else job_end]))[0])
     return None if end == -np.inf else end
 
 

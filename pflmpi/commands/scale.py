@@ -117,19 +117,19 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, a
     from pflmpi.scaling.results import results, write_table
 
     measured = results(out)
-    written: list[Path] = []
+    files: list[Path] = []
     if whole:
         write_table(measured)
-        written.append(out / "scale.csv")
+        files.append(out / "scale.csv")
     if whole and measured.measured:
         write_page([measured], out, to)
-        written.append(out / PAGE)
+        files.append(out / PAGE)
     law = None if to is None or outcome.signal else fit(measured, to)
     if as_json:
-        print_json({**_experiment(measured), "files": written, "extrapolation": _extrapolation(law, to)})
+        print_json({**_experiment(measured), "files": files, "extrapolation": _extrapolation(law, to)})
     else:
         _show(measured)
-        for path in written:
+        for path in files:
             print(path)
         if law is not None and to is not None:
             print(summary(law, to, measured.measured[-1].ranks))

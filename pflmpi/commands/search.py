@@ -59,11 +59,12 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path("searches") / options.table.stem
     selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
     _check_validation(selected)
-    left = search.trials(table, selected, options.budget, seed, options.overrides)
-    tried: dict[str, dict[str, Any]] = {}
+    candidates = search.trials(table, selected, options.budget, seed, options.overrides)
+    results: dict[str, dict[str, Any]] = {}
     for step in range(options.rungs):
-        left = {key: of_cell[: search.count_at(step, options.budget)] for key, of_cell in left.items()}
-        trials = {trial.name: trial for of_cell in left.values() for trial in of_cell}
+        num_trials = search.count_at(step, options.budget)
+        candidates = {key: of_cell[:num_trials] for key, of_cell in candidates.items()}
+        trials = {trial.name: trial for of_cell in candidates.values() for trial in of_cell}
         file, runs = out / f"step{step + 1}.yaml", out / "trials"
         search.write(search.step_table(table, [*trials.values()], step, options.rungs, seed), file)
         print(f"step {step + 1} of {options.rungs}: {len(trials)} trials", flush=True)
@@ -71,16 +72,19 @@ def run(options: argparse.Namespace) -> int:
         if code := _complete(options, file, runs, cells, trials=True):
             return code
         scores = {cell.row: _score(table, runs, cell) for cell in cells}
-        tried |= {name: _tried(trials[name], cell, scores[name][1]) for name, cell in zip(trials, cells, strict=True)}
-        left = {key: sorted(of_cell, key=lambda trial: scores[trial.name][0]) for key, of_cell in left.items()}
-        _write(out / "tried.csv", [*tried.values()])
-        for (row, column), of_cell in left.items():
+        for name, cell in zip(trials, cells, strict=True):
+            results[name] = _tried(trials[name], cell, scores[name][1])
+        for of_cell in candidates.values():
+            of_cell.sort(key=lambda trial: scores[trial.name][0])
+        _write(out / "tried.csv", [*results.values()])
+        for (row, column), of_cell in candidates.items():
             if math.isnan(scores[of_cell[0].name][1]):
                 raise RunError(
                     f"no trial of {row}/{column} has a figure on validation samples ({out / 'tried.csv'}): all have "
                     "diverged, or its metric is not measured; narrow the ranges, or choose another metric"
                 )
-    return _test(options, search.tuned_table(table, [of_cell[0] for of_cell in left.values()], options.budget), out)
+    best = [of_cell[0] for of_cell in candidates.values()]
+    return _test(options, search.tuned_table(table, best, options.budget), out)
 
 
 def _check_validation(selected: "Sequence[tuple[Cell, Config]]") -> None:

@@ -320,8 +320,8 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
 def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pending) -> None:
     """Print what replaces `auto`, and the number of ranks if no option states it."""
     given, threads = batch_script.collect_options(options), next(iter(pending.runs.values())).runtime.threads
-    if chosen := {name: job.options[name] for name, value in given.items() if value == "auto"}:
-        print(f"pflmpi: auto is {' '.join(batch_script.format_options(chosen))}", file=sys.stderr)
+    if replaced := {name: job.options[name] for name, value in given.items() if value == "auto"}:
+        print(f"pflmpi: auto is {' '.join(batch_script.format_options(replaced))}", file=sys.stderr)
     # With those given, because the profile of a site may have turned --gpus-per-node into --gres.
     effective = batch_script.effective({**given, **job.options}, job.others)
     if text := batch_script.ranks(effective, threads)[1]:
