@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.selection import NamedRun, SeedGroup, labelled, spread_over
+from pflmpi.analysis.selection import NamedRun, SeedGroup, label_groups, spread_over
 from pflmpi.config.sections import by_key, differing
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
@@ -142,7 +142,7 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
         others = json.dumps(options, sort_keys=True, default=str)
         groups.setdefault((others, same[others, seed]), []).append(named_run)
         same[others, seed] += 1
-    return labelled(list(groups.values()))
+    return label_groups(list(groups.values()))
 
 
 def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:

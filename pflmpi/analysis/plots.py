@@ -35,7 +35,7 @@ class Plot(ABC):
     def table(self, most: int | None = None) -> str:
         """The table as CSV; unknown values are empty. If it has more than so many lines, that of what is drawn."""
         lines = list(islice(self.lines(), None if most is None else most + 1))
-        return format_csv(lines if most is None or len(lines) <= most else thinned(self).lines())
+        return format_csv(lines if most is None or len(lines) <= most else downsample(self).lines())
 
 
 @dataclass(frozen=True)
@@ -254,41 +254,43 @@ _MOST_IN_CLOUDS = 3000
 _Kind = TypeVar("_Kind", bound=Plot)
 
 
-def thinned(plot: Plot) -> Plot:
+def downsample(plot: Plot) -> Plot:
     """The figure downsampled to what is drawn; its caption says what is left out."""
     match plot:
         case Curves():
             most = max(_FEWEST_OF_CURVE, min(_MOST_OF_CURVE, _MOST_POINTS // max(len(plot.curves), 1)))
             if all(len(curve.x) <= most for curve in plot.curves) or plot.single_client:
                 return plot
-            curves = tuple(_some_points(curve, most) for curve in plot.curves)
-            return _noted(replace(plot, curves=curves), f"At most {most} points of each curve are drawn")
+            curves = tuple(_downsample_curve(curve, most) for curve in plot.curves)
+            return _add_note(replace(plot, curves=curves), f"At most {most} points of each curve are drawn")
         case Stack() if len(plot.x) > _MOST_BARS and not plot.names:
             size = -(-len(plot.x) // _MOST_BARS)
             starts = np.arange(0, len(plot.x), size)
             counts = np.diff([*starts, len(plot.x)])
             parts = {name: np.add.reduceat(part, starts) / counts for name, part in plot.parts.items()}
             fewer = replace(plot, x=plot.x[starts], parts=parts, width=size)
-            return _noted(fewer, f"Each bar is the mean of {size} rounds")
+            return _add_note(fewer, f"Each bar is the mean of {size} rounds")
         case Matrices():
-            return _some_rows(plot)
+            return _downsample_matrices(plot)
         case Clouds() if (total := sum(len(cloud.classes) for cloud in plot.clouds)) > _MOST_IN_CLOUDS:
-            clouds = tuple(_some_of_cloud(cloud, _MOST_IN_CLOUDS / total) for cloud in plot.clouds)
-            return _noted(replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced")
+            clouds = tuple(_downsample_cloud(cloud, _MOST_IN_CLOUDS / total) for cloud in plot.clouds)
+            return _add_note(
+                replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced"
+            )
         case Multiples():
             fewer_parts: list[tuple[str, Any]] = [
-                (label, thinned(replace(part, caption=""))) for label, part in plot.parts
+                (label, downsample(replace(part, caption=""))) for label, part in plot.parts
             ]
             notes = dict.fromkeys(part.caption for _, part in fewer_parts if part.caption)
             return replace(plot, parts=tuple(fewer_parts), caption=" ".join([plot.caption, *notes]))
     return plot
 
 
-def _noted(plot: _Kind, note: str) -> _Kind:
+def _add_note(plot: _Kind, note: str) -> _Kind:
     return replace(plot, caption=f"{plot.caption} {note}.".strip())
 
 
-def _some_points(curve: Curve, most: int) -> Curve:
+def _downsample_curve(curve: Curve, most: int) -> Curve:
     places = sorted({*spread_over(range(len(curve.x)), most), *([] if curve.mark is None else [curve.mark])})
     parts = {
         name: values[places]
@@ -298,7 +300,7 @@ def _some_points(curve: Curve, most: int) -> Curve:
     return replace(curve, **parts, mark=None if curve.mark is None else places.index(curve.mark))
 
 
-def _some_rows(plot: Matrices) -> Matrices:
+def _downsample_matrices(plot: Matrices) -> Matrices:
     """Matrices with fewer clients: rows, and the columns where these are clients too."""
     cells = sum(panel.values.size for panel in plot.panels)
     if cells <= _MOST_CELLS:
@@ -315,9 +317,9 @@ def _some_rows(plot: Matrices) -> Matrices:
         panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
     count, most = (max(len(panel.rows) for panel in several) for several in (panels, plot.panels))
     note = f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
-    return _noted(replace(plot, panels=tuple(panels)), note)
+    return _add_note(replace(plot, panels=tuple(panels)), note)
 
 
-def _some_of_cloud(cloud: Cloud, share: float) -> Cloud:
+def _downsample_cloud(cloud: Cloud, share: float) -> Cloud:
     places = spread_over(range(len(cloud.classes)), max(1, int(share * len(cloud.classes))))
     return Cloud(cloud.title, cloud.points[places], cloud.classes[places], cloud.clients[places])

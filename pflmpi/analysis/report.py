@@ -14,7 +14,7 @@ from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_fi
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, SeedGroup, named
-from pflmpi.analysis.series.clients import gain_explained, single_clients
+from pflmpi.analysis.series.clients import describe_gains, plot_single_clients
 from pflmpi.analysis.summary import Line, Value
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
@@ -41,7 +41,7 @@ def write_report(
         update: called with how many steps are done, of how many.
         targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
         pictures, whole: see `draw_figures`.
-        reload, made: see `html.page`.
+        reload, made: see `html.build_page`.
 
     Raises:
         CheckpointError: none of the runs can be read.
@@ -69,13 +69,13 @@ def write_report(
         (out / "runs.csv").write_text(format_csv(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
-            plots, unread = figures.detailed(group.runs[0])
+            plots, unread = figures.make_run_figures(group.runs[0])
             details.append(plots)
             problems += unread
             step()
         sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.page(title, _about(runs), problems, sections, made, reload)
+        text = html.build_page(title, _about(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
         _remove(out, _linked_files(former) - _linked_files(text))
     return problems
@@ -96,17 +96,17 @@ def _sections(
         draw: draws figures into a folder.
     """
     lengths = [f"{line}." for line in unlike_lengths(groups)]
-    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), *lengths, gain_explained(runs)])
+    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), *lengths, describe_gains(runs)])
     measure = main_measure([named_run.run for named_run in runs])
     table = runs_table(summary.over_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", summary.explained(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
-    multiples, rest = figures.side_by_side([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
-    questions = {**figures.compared(runs, groups), "Clients and layers over rounds": multiples}
+    multiples, rest = figures.make_multiples([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
+    questions = {**figures.make_comparison_figures(runs, groups), "Clients and layers over rounds": multiples}
     for place, (title, plots) in enumerate(questions.items()):
         if plots:
             sections.append(Section(title, figures=draw(plots, _FIGURES), closed=place > 0))
-    if of_clients := draw(single_clients(firsts, details), _FIGURES):
+    if of_clients := draw(plot_single_clients(firsts, details), _FIGURES):
         sections.append(Section("Single clients", figures=of_clients, kind="client", closed=True))
     singles = []
     for number, (group, plots) in enumerate(zip(groups, rest, strict=False), 1):

@@ -42,7 +42,7 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
 
     Up to twelve have a legend entry each; more share that of their algorithm.
     """
-    labels = _labels([run.name for run in runs], [run.path for run in runs])
+    labels = _make_labels([run.name for run in runs], [run.path for run in runs])
     groups = list(dict.fromkeys(run.name for run in runs))
     named_runs = []
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
@@ -64,7 +64,7 @@ def spread_over(items: Sequence[T] | np.ndarray, most: int = MOST_ROUNDS) -> lis
     return [items[place] for place in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
-def some_clients(checkpoint: Checkpoint, most: int = MOST_CLIENTS) -> np.ndarray:
+def choose_clients(checkpoint: Checkpoint, most: int = MOST_CLIENTS) -> np.ndarray:
     """Ascending ids of at most so many clients of each cohort, evenly spaced; of many those that have trained."""
     chosen = []
     for members in checkpoint.cohorts.values():
@@ -73,13 +73,13 @@ def some_clients(checkpoint: Checkpoint, most: int = MOST_CLIENTS) -> np.ndarray
     return np.sort(chosen)
 
 
-def which_clients(checkpoint: Checkpoint, clients: np.ndarray) -> str:
-    """A sentence that says how few of all clients `some_clients` are; "" for all of them."""
+def describe_chosen_clients(checkpoint: Checkpoint, clients: np.ndarray) -> str:
+    """A sentence that says how few of all clients `choose_clients` are; "" for all of them."""
     number, among = checkpoint.num_clients, " among those that have trained" * bool(checkpoint.trained[clients].all())
     return "" if len(clients) == number else f"{len(clients)} of {number} clients, evenly spaced{among}."
 
 
-def first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+def pick_first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The first, the middle and the last of the checkpoints; not the one before the first round."""
     return spread_over([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 
@@ -115,7 +115,7 @@ class SeedGroup:
         return Path(os.path.commonpath([named_run.run.path.absolute() for named_run in self.runs]))
 
 
-def labelled(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
+def label_groups(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
     """The groups with labels: those of the folders that contain their runs and no others, else of their first runs."""
     unnamed = [SeedGroup(tuple(group), "") for group in groups]
     paths = []
@@ -123,11 +123,11 @@ def labelled(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
         others = (named_run.run.path for other in unnamed if other is not group for named_run in other.runs)
         shared = any(path.absolute().is_relative_to(group.folder) for path in others)
         paths.append(group.runs[0].run.path if shared or len(group.runs) == 1 else group.folder)
-    labels = _labels([group.runs[0].run.name for group in unnamed], paths)
+    labels = _make_labels([group.runs[0].run.name for group in unnamed], paths)
     return [replace(group, label=label) for group, label in zip(unnamed, labels, strict=True)]
 
 
-def _labels(algorithms: Sequence[str], folders: Sequence[Path]) -> list[str]:
+def _make_labels(algorithms: Sequence[str], folders: Sequence[Path]) -> list[str]:
     counts = Counter(algorithms)
     paths = [folder.absolute().parts for folder in folders]
     head = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), 0)

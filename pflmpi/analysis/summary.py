@@ -10,7 +10,7 @@ from pflmpi.analysis.comparable import compared_options, main_measure, seed_grou
 from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
-from pflmpi.analysis.series.clients import gains_over_local
+from pflmpi.analysis.series.clients import compute_gains_over_local
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, of_validation
 from pflmpi.text import scaled_bytes
 
@@ -56,7 +56,7 @@ def column_of(name: str) -> str:
 
 def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
     """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
-    gains = {named_run: gain for named_run, _, gain in gains_over_local(runs)[1]}
+    gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
     options, measure = compared_options([named_run.run for named_run in runs]), main_measure([one.run for one in runs])
     lines, gained = list[Line](), "gain over local" + f" ({_unit(measure)})" * (measure != ACCURACY)
     for place, named_run in enumerate(runs):

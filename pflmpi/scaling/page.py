@@ -144,7 +144,7 @@ def write_page(
     Args:
         to: ranks up to which the fitted serial fraction is drawn; None for none.
         update: called with how many figures are drawn, of how many.
-        made: see `html.page`.
+        made: see `html.build_page`.
 
     Raises:
         CheckpointError: nothing was measured in one of them.
@@ -170,7 +170,7 @@ def write_page(
             Section("All figures", figures=drawn),
             Section("Where it was measured", table=_places(named)),
         ]
-        (out / PAGE).write_text(html.page(title, about, problems, sections, made), encoding="utf-8")
+        (out / PAGE).write_text(html.build_page(title, about, problems, sections, made), encoding="utf-8")
         latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
     return problems

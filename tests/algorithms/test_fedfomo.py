@@ -285,7 +285,7 @@ def run(tmp_path_factory):
 def test_shares_are_those_that_give_the_mixes_on_disk(run):
     """Solved for from a client's mix and the models that were in it; positive where the raw weight was."""
     rounds = [run.round(number) for number in run.rounds]
-    plot = diagnostics.figures(rounds)[0]
+    plot = diagnostics.plot_diagnostics(rounds)[0]
     assert isinstance(plot, Matrices) and [panel.title for panel in plot.panels] == ["round 1", "round 2", "round 3"]
     mixes = []
     for panel, state in zip(plot.panels, rounds[1:], strict=True):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import vl_convert
 
-from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, chart
-from pflmpi.analysis.drawing.rendering import PICTURES, config, draw, svg
+from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, build_chart
+from pflmpi.analysis.drawing.rendering import PICTURES, draw, dump_config, render_svg
 from pflmpi.analysis.plots import (
     Bars,
     Cloud,
@@ -22,7 +22,7 @@ from pflmpi.analysis.plots import (
     Multiples,
     Panel,
     Stack,
-    thinned,
+    downsample,
 )
 
 ABOUT = {"name": "a", "title": "A", "caption": "C."}
@@ -41,7 +41,7 @@ def matrix(values, **more):
 
 def marks(plot, kind, **parameters):
     """The items of the marks of a kind, from the scene graph; legends and axes have others."""
-    spec = deepcopy(chart(plot))
+    spec = deepcopy(build_chart(plot))
     for parameter in spec.get("params", []):
         parameter["value"] = parameters.get(parameter["name"], parameter.get("value"))
     found = []
@@ -83,7 +83,7 @@ def test_points_of_a_line_are_at_their_values_and_higher_is_up():
 
 def test_the_numbers_beside_the_y_axis_grow_upwards_as_the_points_do():
     plot = curves(Curve("a", np.array([1, 2]), np.array([0.0, 10])), zero=True)
-    left = {number: y for number, (x, y) in places_of_numbers(svg(chart(plot))).items() if x < 0}
+    left = {number: y for number, (x, y) in places_of_numbers(render_svg(build_chart(plot))).items() if x < 0}
     heights = [left[number] for number in sorted(left)]
     assert len(heights) >= 3 and heights == sorted(heights, reverse=True)
     (line,) = marks(plot, "line")
@@ -93,7 +93,11 @@ def test_the_numbers_beside_the_y_axis_grow_upwards_as_the_points_do():
 def test_the_legend_has_the_name_colour_and_dashes_of_each_line():
     x = np.array([1, 2])
     plot = curves(*(Curve(f"run {i}", x, x + i, style=i) for i in range(3)))
-    assert [name for name in texts(svg(chart(plot))) if name.startswith("run")] == ["run 0", "run 1", "run 2"]
+    assert [name for name in texts(render_svg(build_chart(plot))) if name.startswith("run")] == [
+        "run 0",
+        "run 1",
+        "run 2",
+    ]
     lines = marks(plot, "line")
     assert [items[0]["stroke"] for items in lines] == list(COLOURS[:3])
     assert [items[0]["strokeDash"] for items in lines] == [[1, 0], [6, 3], [6, 2, 1.5, 2]]
@@ -108,7 +112,7 @@ def test_looks_of_32_runs_differ_and_neighbours_not_by_colour_alone():
 
 def test_a_line_goes_on_after_a_value_that_is_infinite():
     plot = curves(Curve("a", np.arange(1, 6), np.array([np.inf, 2.0, 1.0, np.inf, 0.5])))
-    drawing = svg(chart(plot))
+    drawing = render_svg(build_chart(plot))
     (path,) = [d for d in re.findall(r'<path d="([^"]*)" stroke="#0b3c5d" stroke-width="1.8"', drawing)]
     assert re.sub(r"[-\d.,]+", "", path).replace("Z", "") == "MLM", "two points joined, a gap, and one more"
 
@@ -129,7 +133,7 @@ def test_a_pointer_over_a_round_is_told_all_curves_also_of_names_with_dots():
     plot = curves(*(Curve(name, x, x + 0.5, style=i) for i, name in enumerate(("a.b[0]", "c"))))
     (rules,) = marks(plot, "rule")
     assert [rule["x"] for rule in rules] == [0, WIDTH], "one for each round"
-    (hover,) = [layer for layer in chart(plot)["layer"] if layer.get("name") == "hover"]
+    (hover,) = [layer for layer in build_chart(plot)["layer"] if layer.get("name") == "hover"]
     tips = [(tip["field"], tip["title"]) for tip in hover["encoding"]["tooltip"]]
     assert tips == [("x", "round"), ("0", "a.b[0]"), ("1", "c")]
 
@@ -147,7 +151,9 @@ def test_rounds_are_whole_numbers_on_every_axis(rounds):
     stack = Stack(**ABOUT, x_label="round", y_label="s", x=x, parts={"a": np.zeros(rounds)})
     parts = (("p", curves(Curve("a", x, np.zeros(rounds)))), ("q", curves(Curve("a", x, np.zeros(rounds)))))
     for plot in (curves(Curve("a", x, np.zeros(rounds))), stack, Multiples(**ABOUT, parts=parts)):
-        drawing = re.sub(r'<g[^>]*transform="translate\(-[^<]*<text[^>]*>[^<]*</text>', "", svg(chart(plot)))
+        drawing = re.sub(
+            r'<g[^>]*transform="translate\(-[^<]*<text[^>]*>[^<]*</text>', "", render_svg(build_chart(plot))
+        )
         labels = [text for text in texts(drawing) if re.fullmatch(r"[\d.]+", text)]
         assert not [text for text in labels if "." in text and float(text) > 1], labels
 
@@ -165,7 +171,7 @@ def test_a_logarithmic_axis_has_equal_factors_at_equal_distances():
 
 def test_layers_are_in_their_order_below_the_axis():
     plot = curves(Curve("a", np.arange(1, 4), np.array([3.0, 2, 1])), x_names=("fc", "body", "head"))
-    names = [name for name in texts(svg(chart(plot))) if name in ("fc", "body", "head")]
+    names = [name for name in texts(render_svg(build_chart(plot))) if name in ("fc", "body", "head")]
     assert names == ["fc", "body", "head"]
     (line,) = marks(plot, "line")
     assert [item["x"] for item in line] == sorted(item["x"] for item in line)
@@ -173,7 +179,7 @@ def test_layers_are_in_their_order_below_the_axis():
 
 def test_of_many_names_on_an_axis_some_are_written():
     names = tuple(f"class {i}" for i in range(100))
-    drawing = svg(chart(curves(Curve("a", np.arange(1, 101), np.zeros(100)), x_names=names)))
+    drawing = render_svg(build_chart(curves(Curve("a", np.arange(1, 101), np.zeros(100)), x_names=names)))
     assert 10 <= len({*texts(drawing)} & {*names}) <= 25 and "class 0" in texts(drawing)
 
 
@@ -183,7 +189,7 @@ def test_small_drawings_of_several_runs_have_common_axes():
     plot = Multiples(**ABOUT, parts=tuple(parts))
     first, second = marks(plot, "line")
     assert first[1]["y"] == pytest.approx((first[0]["y"] + second[1]["y"]) / 2) and first[1]["x"] == NARROW
-    assert {"a", "b"} <= {*texts(svg(chart(plot)))}
+    assert {"a", "b"} <= {*texts(render_svg(build_chart(plot)))}
 
 
 def test_one_client_is_shown_at_a_time_also_where_a_run_lacks_it():
@@ -234,8 +240,8 @@ def test_numbers_beside_axes_and_scales_keep_their_digits_and_places_of_marks_do
     plot = Matrices(
         **ABOUT, row_label="r", column_label="c", value_label="v", panels=panels, own_scales=True, hide_diagonal=True
     )
-    assert {"0.9991", "0.9995", "0.5", "0.5004"} <= {*texts(svg(chart(plot)))}
-    drawing = svg(chart(curves(Curve("a", np.arange(1, 4), np.array([0.001, 0.002, 0.0037])))))
+    assert {"0.9991", "0.9995", "0.5", "0.5004"} <= {*texts(render_svg(build_chart(plot)))}
+    drawing = render_svg(build_chart(curves(Curve("a", np.arange(1, 4), np.array([0.001, 0.002, 0.0037])))))
     assert [text for text in texts(drawing) if text.startswith("0.00")], "not 0 for 0.001"
     assert not re.search(r' d="[^"]*\.\d{3}', drawing)
 
@@ -244,13 +250,13 @@ def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_
     plot = matrix([[0, 2], [9, np.nan]], categories=tuple(map(str, range(10))))
     (cells,) = marks(plot, "rect")
     assert [cell["fill"] for cell in cells] == [COLOURS[0], COLOURS[2], COLOURS[9]]
-    named = [name for name in texts(svg(chart(plot))) if name.startswith("beta")]
+    named = [name for name in texts(render_svg(build_chart(plot))) if name.startswith("beta")]
     assert named == ["beta 0", "beta 2", "beta 9"]
 
 
 def test_matrices_of_several_runs_have_one_scale_of_colours():
     plot = Multiples(**ABOUT, parts=(("a", matrix([[0.25]])), ("b", matrix([[0.75]]))))
-    drawing = svg(chart(plot))
+    drawing = render_svg(build_chart(plot))
     first, second = marks(plot, "rect")
     assert first[0]["fill"] == "rgb(59, 73, 108)" and second[0]["fill"] == "rgb(254, 232, 56)"
     assert {"a", "b"} <= {*texts(drawing)} and texts(drawing).count("beta") == 1
@@ -315,7 +321,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
     ids=["curves", "unknown", "client", "empty", "categories", "names", "bars", "points"],
 )
 def test_charts_are_what_vega_lite_allows(plot):
-    made = altair.Chart.from_dict(chart(plot))
+    made = altair.Chart.from_dict(build_chart(plot))
     assert vl_convert.vegalite_to_svg(made.to_dict()).startswith("<svg"), "Altair moves parameters"
 
 
@@ -325,7 +331,7 @@ def test_charts_are_what_vega_lite_allows(plot):
 def test_of_many_points_some_are_drawn_with_the_best_and_the_caption_says_so():
     x = np.arange(1000)
     plot = curves(Curve("a", x, np.sin(x / 99.0), mark=155, points=x))
-    shown = thinned(plot)
+    shown = downsample(plot)
     assert isinstance(shown, Curves)
     (curve,) = shown.curves
     assert len(curve.x) <= 301 and curve.mark is not None and curve.x[curve.mark] == 155
@@ -338,18 +344,18 @@ def test_bars_of_several_runs_are_cut_off_at_one_height_where_all_are(tops, doma
     stacks = [
         Stack(**ABOUT, x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}, top=top) for top in tops
     ]
-    spec = chart(Multiples(**ABOUT, parts=tuple(zip("ab", stacks, strict=True))))["spec"]
+    spec = build_chart(Multiples(**ABOUT, parts=tuple(zip("ab", stacks, strict=True))))["spec"]
     assert spec["encoding"]["y"].get("scale", {}).get("domain") == domain and spec["mark"]["clip"] == (
         domain is not None
     )
 
 
 def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means():
-    shown = thinned(matrix(np.arange(400.0 * 40).reshape(400, 40)))
+    shown = downsample(matrix(np.arange(400.0 * 40).reshape(400, 40)))
     assert isinstance(shown, Matrices) and shown.panels[0].values.size <= 3000
     assert shown.panels[0].values[-1, -1] == 400 * 40 - 1 and "75 of 400 clients are drawn" in shown.caption
     stack = Stack(**ABOUT, x_label="round", y_label="s", x=np.arange(1, 121), parts={"a": np.arange(120.0)})
-    bars = thinned(stack)
+    bars = downsample(stack)
     assert isinstance(bars, Stack) and bars.width == 2 and bars.parts["a"][:2].tolist() == [0.5, 2.5]
     assert "Each bar is the mean of 2 rounds" in bars.caption
 
@@ -367,7 +373,7 @@ def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path):
 
 def test_a_drawing_on_a_page_has_the_colours_of_the_page(tmp_path):
     drawn = draw(curves(Curve("a", np.arange(3), np.arange(3.0), style=1)), tmp_path)
-    assert "currentColor" in drawn.inline and "currentColor" in config()
-    for text in (drawn.inline, drawn.spec + config()):
+    assert "currentColor" in drawn.inline and "currentColor" in dump_config()
+    for text in (drawn.inline, drawn.spec + dump_config()):
         assert "var(--c1)" in text and INK not in text and COLOURS[1] not in text
     assert COLOURS[1] in drawn.svg.read_text() and "var(" not in drawn.svg.read_text()

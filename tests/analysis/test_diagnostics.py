@@ -10,7 +10,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import first_middle_last
+from pflmpi.analysis.selection import pick_first_middle_last
 from pflmpi.analysis.series import diagnostics
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
@@ -46,7 +46,7 @@ def checkpoints(run):
 @pytest.fixture(scope="module")
 def drawn(run):
     """The figures of the run by name, without what all names begin with."""
-    found = diagnostics.figures(checkpoints(run))
+    found = diagnostics.plot_diagnostics(checkpoints(run))
     assert not [plot for plot in found if isinstance(plot, Missing)]
     return {plot.name.removeprefix("diagnostic-"): plot for plot in found if not isinstance(plot, Missing)}
 
@@ -113,8 +113,8 @@ def test_categories_of_the_server_are_empty_for_who_has_none(run, drawn):
 
 def test_overlap_is_both_over_either():
     chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
-    assert diagnostics.jaccard(chosen[0], chosen[1]) == 0.25
-    found = diagnostics.overlaps(chosen)
+    assert diagnostics.compute_jaccard(chosen[0], chosen[1]) == 0.25
+    found = diagnostics.compute_overlaps(chosen)
     assert found[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(found[2]).all()
 
 
@@ -173,7 +173,7 @@ def test_weights_that_the_server_keeps_are_drawn_whole(run, drawn):
 
 
 def test_before_the_first_round_nobody_has_given_weights(run):
-    found = {plot.title: plot for plot in diagnostics.figures([run.round(0)])}
+    found = {plot.title: plot for plot in diagnostics.plot_diagnostics([run.round(0)])}
     for title in ("Friends", "Closeness"):
         plot = found[title]
         assert isinstance(plot, Missing) and "who took part" in plot.why
@@ -195,7 +195,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
     state = run.round(3)
     description = state.diagnostics["class_points"]
     assert isinstance(description, ClassVectors)
-    found = diagnostics.known_vectors(state, description)
+    found = diagnostics.read_known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
     for vector, label, client in zip(found.points, found.classes, found.clients, strict=True):
@@ -204,13 +204,13 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
 
 
 def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, drawn):
-    again = {plot.title: plot for plot in diagnostics.figures(checkpoints(run))}
+    again = {plot.title: plot for plot in diagnostics.plot_diagnostics(checkpoints(run))}
     for name in ("class_points-pca", "class_points-tsne"):
         plot = drawn[name]
         other = again[plot.title]
         assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
         assert [cloud.title for cloud in plot.clouds] == ["round 1", "round 2", "round 3"]
-        for cloud, twin, state in zip(plot.clouds, other.clouds, first_middle_last(checkpoints(run)), strict=True):
+        for cloud, twin, state in zip(plot.clouds, other.clouds, pick_first_middle_last(checkpoints(run)), strict=True):
             assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
             assert "other marks those of up to 100 clients" in plot.caption
@@ -224,7 +224,7 @@ def test_what_an_algorithm_declares_is_drawn(case, tmp_path):
     sections = CASES[case]
     quick_run.run(quick_run.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
     states = checkpoints(open_run(tmp_path / "run"))
-    found = diagnostics.figures(states)
+    found = diagnostics.plot_diagnostics(states)
     declared = states[-1].diagnostics
     equal = {plot.title for plot in found if isinstance(plot, Missing) and plot.why.startswith("all equal")}
     assert not [plot for plot in found if isinstance(plot, Missing) and plot.title not in equal]

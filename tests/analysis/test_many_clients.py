@@ -11,9 +11,9 @@ import quick_run
 from pflmpi.analysis import model
 from pflmpi.analysis.plots import Curves, Matrices
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named, some_clients, which_clients
+from pflmpi.analysis.selection import choose_clients, describe_chosen_clients, named
 from pflmpi.analysis.series import diagnostics, similarity
-from pflmpi.analysis.series.clients import single_clients
+from pflmpi.analysis.series.clients import plot_single_clients
 from pflmpi.cli import main
 from pflmpi.store import probe_file
 
@@ -42,11 +42,14 @@ def test_clients_of_figures_are_evenly_spaced_among_those_that_have_trained(run)
     last = run.round(2)
     trained = np.union1d(run.round(1).participants, last.participants)
     assert np.flatnonzero(last.trained).tolist() == trained.tolist() and not run.round(0).trained.any()
-    assert some_clients(last).tolist() == trained.tolist(), "fewer than there is room for"
-    few = some_clients(last, 3).tolist()
+    assert choose_clients(last).tolist() == trained.tolist(), "fewer than there is room for"
+    few = choose_clients(last, 3).tolist()
     assert few == trained[[0, round((len(trained) - 1) / 2), -1]].tolist()
-    assert which_clients(last, np.array(few)) == "3 of 20000 clients, evenly spaced among those that have trained."
-    assert len(some_clients(run.round(0))) == 100, "before any has trained: over all"
+    assert (
+        describe_chosen_clients(last, np.array(few))
+        == "3 of 20000 clients, evenly spaced among those that have trained."
+    )
+    assert len(choose_clients(run.round(0))) == 100, "before any has trained: over all"
 
 
 def test_rows_written_between_two_rounds_are_those_of_the_participants(run):
@@ -58,26 +61,26 @@ def test_figures_of_every_two_clients_read_a_few_clients(run, monkeypatch):
     read: list[int] = []
     states = model.client_states
     monkeypatch.setattr(similarity, "client_states", lambda round, ids: read.append(len(ids)) or states(round, ids))
-    matrices, curves = similarity.cosine_figures([run.round(number) for number in run.rounds])
+    matrices, curves = similarity.plot_cosines([run.round(number) for number in run.rounds])
     assert isinstance(matrices, Matrices) and isinstance(curves, Curves)
-    assert max(read) <= 100 and matrices.panels[0].rows == some_clients(run.round(2)).tolist()
+    assert max(read) <= 100 and matrices.panels[0].rows == choose_clients(run.round(2)).tolist()
     assert "evenly spaced among those that have trained" in matrices.caption
 
 
 def test_overlaps_are_of_the_same_few_clients(run):
-    plots = {plot.name: plot for plot in diagnostics.figures([run.round(number) for number in run.rounds])}
+    plots = {plot.name: plot for plot in diagnostics.plot_diagnostics([run.round(number) for number in run.rounds])}
     overlap = plots["diagnostic-critical-overlap"]
-    assert overlap.panels[0].values.shape == (len(some_clients(run.round(2))),) * 2
+    assert overlap.panels[0].values.shape == (len(choose_clients(run.round(2))),) * 2
     assert not np.isnan(overlap.panels[0].values).all()
     assert np.isfinite(plots["diagnostic-critical-over_rounds"].curves[0].y[1:]).all()
 
 
 def test_clients_to_choose_are_those_of_the_figures(run):
     (first,) = named([run])
-    plots = diagnostics.figures([run.round(number) for number in run.rounds])
-    plots += similarity.cosine_figures([run.round(number) for number in run.rounds])
-    drawn = {plot.name: plot for plot in single_clients([first], [plots])}
-    chosen = some_clients(run.round(2)).tolist()
+    plots = diagnostics.plot_diagnostics([run.round(number) for number in run.rounds])
+    plots += similarity.plot_cosines([run.round(number) for number in run.rounds])
+    drawn = {plot.name: plot for plot in plot_single_clients([first], [plots])}
+    chosen = choose_clients(run.round(2)).tolist()
     assert [curve.client for curve in drawn["client_accuracy"].curves] == chosen
     assert [curve.client for curve in drawn["client_layer_cosines"].curves] == chosen
     assert {bar[0] for bar in drawn["client_samples"].bars} == {*chosen}

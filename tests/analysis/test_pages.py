@@ -8,13 +8,13 @@ import pytest
 from pflmpi.analysis import figures
 from pflmpi.analysis.comparable import seed_groups, unlike_lengths
 from pflmpi.analysis.drawing.html import Section
-from pflmpi.analysis.figures import side_by_side
+from pflmpi.analysis.figures import make_multiples
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
 from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy, diagnostics
-from pflmpi.analysis.series.partition import by_class, partitions
+from pflmpi.analysis.series.partition import plot_partitions, sort_by_class
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -39,7 +39,7 @@ def figure(among, values, percent=True):
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path):
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
     plot = figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
-    found = accuracy.merged(plot, named(runs))
+    found = accuracy.merge_seeds(plot, named(runs))
     assert isinstance(found, Curves) and [curve.label for curve in found.curves] == ["fedavg, 2 seeds", "local"]
     one = found.curves[0]
     assert one.y.tolist() == [41, 93] and one.x.tolist() == [1, 2] and one.mark == 1
@@ -59,9 +59,9 @@ def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_ar
     groups = seed_groups(named(runs))
     (line,) = unlike_lengths(groups)
     assert line.startswith("fedavg: its seeds have 2 and 3 rounds; tables have the mean over the end of each")
-    found = accuracy.merged(figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), named(runs))
+    found = accuracy.merge_seeds(figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), named(runs))
     assert found.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
-    sent, *_ = figures.per_round(groups)
+    sent, *_ = figures.make_round_figures(groups)
     assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
     assert "local:" not in sent.caption
 
@@ -78,23 +78,23 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
     groups = seed_groups(named(runs))
     assert [group.title for group in groups] == ["fedavg, 2 seeds", "local"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "main_by_round", lambda one, _: vars(one)["_accuracies"])
-        (plot,) = accuracy.bands_over_rounds(groups, 1)
+        patch.setattr(accuracy, "read_main_by_round", lambda one, _: vars(one)["_accuracies"])
+        (plot,) = accuracy.plot_bands(groups, 1)
     ((label, part),) = plot.parts
     assert (
         isinstance(part, Curves) and label == "fedavg, 2 seeds" and part.curves[0].y.tolist() == [10, pytest.approx(30)]
     )
     assert part.curves[0].low == pytest.approx([10, 30]) and plot.caption.endswith("Not drawn: local.")
-    alone, *_ = figures.per_round(groups[:1])
+    alone, *_ = figures.make_round_figures(groups[:1])
     assert alone.title == "Bytes per round: fedavg, 2 seeds", "not those of one seed"
-    sent, *_ = figures.per_round(groups)
+    sent, *_ = figures.make_round_figures(groups)
     assert isinstance(sent, Multiples) and [label for label, _ in sent.parts] == ["fedavg, 2 seeds", "local"]
     assert [part.curves[0].y.tolist() for _, part in sent.parts if isinstance(part, Curves)] == [[1, 1], [1, 4]]
 
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path):
     runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
-    found = accuracy.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
+    found = accuracy.merge_seeds(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
     one = found.curves[0]
     assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
@@ -103,11 +103,11 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path):
     runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
-    assert accuracy.merged(plot, runs) is plot
+    assert accuracy.merge_seeds(plot, runs) is plot
     alike = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
     later = replace(plot.curves[1], x=np.array([2, 4]))
-    assert len(accuracy.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2
+    assert len(accuracy.merge_seeds(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2
 
 
 def test_deviations_do_not_leave_the_scale(tmp_path):
@@ -115,7 +115,7 @@ def test_deviations_do_not_leave_the_scale(tmp_path):
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
     one.__dict__["columns"] = columns
-    plot = accuracy.main_over_rounds(named([one]))
+    plot = accuracy.plot_main_measure(named([one]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])
@@ -126,18 +126,18 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread, equa
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = diagnostics.only_value((panel,), hide_diagonal=True)
+    found = diagnostics.find_only_value((panel,), hide_diagonal=True)
     assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
-    assert diagnostics.only_value((panel,), hide_diagonal=False) is None
+    assert diagnostics.find_only_value((panel,), hide_diagonal=False) is None
 
 
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
 def test_few_class_vectors_have_no_t_sne(count, figures, monkeypatch):
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
     class_means = Cloud("round 1", points, classes, np.full(count, -1))
-    monkeypatch.setattr(diagnostics, "known_vectors", lambda *_: class_means)
+    monkeypatch.setattr(diagnostics, "read_known_vectors", lambda *_: class_means)
     monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
-    found = diagnostics.projections([None, None], "a", ClassVectors(title="Class means"))
+    found = diagnostics.plot_projections([None, None], "a", ClassVectors(title="Class means"))
     assert len(found) == figures
 
 
@@ -153,22 +153,22 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9], [9, 0]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = pairs("a", np.arange(16.0).reshape(4, 4))
-    found = by_class(matrix, Run(tmp_path, {}, "a"))
+    found = sort_by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices)
     (panel,) = found.panels
     assert panel.rows == panel.columns == [1, 3, 0, 2] and panel.values[0].tolist() == [5, 7, 4, 6]
     other = replace(matrix, column_label="class")
-    assert by_class(other, Run(tmp_path, {}, "a")) is other
+    assert sort_by_class(other, Run(tmp_path, {}, "a")) is other
 
 
 def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = replace(pairs("critical", np.arange(9.0).reshape(3, 3)), choices=True)
-    found = by_class(matrix, Run(tmp_path, {}, "a"))
+    found = sort_by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
     assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
-    other = by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
+    other = sort_by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
     assert isinstance(other, Matrices) and other.panels[0].rows == [1, 0, 2]
 
 
@@ -191,7 +191,7 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
     )
     other = replace(beta, panels=(Panel("", np.full((2, 2), 0.75), range(2), [1, 2]),))
     runs = [("a", [cosines("Mean. Few.", body=1, head=2), beta]), ("b", [cosines("Mean.", head=9), other])]
-    together, rest = side_by_side([*runs, ("c", [Missing("x", "y")])])
+    together, rest = make_multiples([*runs, ("c", [Missing("x", "y")])])
     assert [plot.name for plot in together] == ["layer_cosines_over_rounds_of_runs", "beta_of_runs"]
     assert [len(figures) for figures in rest] == [0, 0, 1] and together[0].caption == "Mean. a: Few."
     first, second = (part for _, part in together[0].parts)
@@ -215,16 +215,16 @@ def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
         partition_file.write(one.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
         return one
 
-    (one,) = partitions(named([held("a", 3), held("b", 3)]), 1)
+    (one,) = plot_partitions(named([held("a", 3), held("b", 3)]), 1)
     assert isinstance(one, Matrices) and (one.name, one.title) == ("partition", "The partition")
     runs = named([held("a", 3), held("b", 3), held("c", 4), run(tmp_path / "d", 0)])
-    shown, other, none = partitions(runs, 3)
+    shown, other, none = plot_partitions(runs, 3)
     a, b, c, d = (one.label for one in runs)
     assert isinstance(shown, Matrices) and (shown.name, shown.title) == ("partition", f"The partition of {a}, {b}")
     assert isinstance(other, Matrices) and (other.name, other.title) == ("partition_2", f"The partition of {c}")
     assert other.panels[0].values[0, 0] == 4
     assert isinstance(none, Missing) and none.title == f"The partition of {d}"
-    first, *others = partitions(runs, 1)
+    first, *others = plot_partitions(runs, 1)
     assert first.title == shown.title, "others differ that are not shown"
     assert [(type(one), one.title) for one in others] == [
         (Missing, f"The partition of {one.label}") for one in runs[2:]

@@ -179,13 +179,13 @@ def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path):
     layers = probe_file.read(tmp_path / "run", 1).layers
     assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
     assert layers["body/fc1"].clients.tolist() == layers["head"].clients.tolist() == list(range(7))
-    assert similarity.cka_figures(open_run(tmp_path / "run"))
+    assert similarity.plot_cka(open_run(tmp_path / "run"))
 
 
 def test_a_report_draws_the_newest_probe_and_all_rounds(local):
     for number in (2, 3):
         assert probe(local, "--round", str(number)) == 0
-    pairs, curves = similarity.cka_figures(open_run(local))
+    pairs, curves = similarity.plot_cka(open_run(local))
     assert isinstance(pairs, Matrices) and isinstance(curves, Curves)
     newest = probe_file.read(local, 3)
     assert [panel.title for panel in pairs.panels] == list(newest.layers) == list(curves.x_names)
@@ -206,7 +206,7 @@ def test_a_probe_says_which_classes_the_models_of_all_clients_take_for_which(loc
     for name, of_class in (("hits", np.diag(found)), ("predicted", found.sum(0))):
         assert np.array_equal(checkpoint.metric(name).sum(0), of_class), name
     assert np.array_equal(found.sum(1), open_run(local).counts.test.sum(0))
-    plot = clients.confusion(open_run(local))
+    plot = clients.plot_confusion(open_run(local))
     assert plot.panels[0].values == pytest.approx(100 * found / found.sum(1, keepdims=True), nan_ok=True)
     assert "confusion" in open_run(local).figures.all()
 
@@ -222,12 +222,12 @@ def test_without_classes_a_probe_has_no_confusion_matrix(tmp_path):
     quick_run.run(raw, tmp_path / "run")
     assert probe(tmp_path / "run", "--samples", "8") == 0
     assert probe_file.read(tmp_path / "run", 1).confusion is None
-    assert isinstance(clients.confusion(open_run(tmp_path / "run")), Missing)
+    assert isinstance(clients.plot_confusion(open_run(tmp_path / "run")), Missing)
 
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    (missing,) = similarity.cka_figures(open_run(tmp_path / "run"))
+    (missing,) = similarity.plot_cka(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and "`pflmpi probe RUN`" in missing.why
 
 

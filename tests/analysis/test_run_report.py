@@ -20,13 +20,13 @@ import pflmpi
 import quick_run
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
-from pflmpi.analysis.drawing.html import PageFigure, Section, draw_figures, page
+from pflmpi.analysis.drawing.html import PageFigure, Section, build_page, draw_figures
 from pflmpi.analysis.drawing.rendering import ON_DARK
-from pflmpi.analysis.figures import detailed
+from pflmpi.analysis.figures import make_run_figures
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series.accuracy import main_by_round
+from pflmpi.analysis.series.accuracy import read_main_by_round
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start
@@ -196,7 +196,7 @@ def test_a_run_says_its_jobs_hosts_and_hours(runs, tmp_path):
 
 
 def test_what_is_missing_is_said_where_it_would_be():
-    text = page("title", "about", [], [Section("one", figures=[Missing("Beta", "it is <not> there")])])
+    text = build_page("title", "about", [], [Section("one", figures=[Missing("Beta", "it is <not> there")])])
     assert "Not shown: Beta (it is &lt;not&gt; there)." in text and "Left out" not in text
 
 
@@ -429,6 +429,6 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []
-        assert main_by_round(one, one.main_measure) and detailed(named([one])[0])
+        assert read_main_by_round(one, one.main_measure) and make_run_figures(named([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

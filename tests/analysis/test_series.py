@@ -55,7 +55,7 @@ def test_accuracy_is_shown_for_evaluated_rounds_with_the_best_marked(tmp_path):
         {"accuracy_mean": 0.75, "accuracy_std": 0.25},
         {"accuracy_mean": 0.625, "accuracy_std": 0.125},
     ]
-    plot = curves(accuracy.main_over_rounds(named([written(tmp_path / "run", lines)])))
+    plot = curves(accuracy.plot_main_measure(named([written(tmp_path / "run", lines)])))
     mean, below, above = plot.curves
     assert mean.x.tolist() == [1, 3, 4] and mean.y.tolist() == [50.0, 75.0, 62.5] and mean.mark == 1
     assert below.y.tolist() == [40.0, 50.0, 50.0] and above.y.tolist() == [60.0, 100.0, 75.0]
@@ -71,16 +71,16 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
         {"accuracy_mean": 0.75, "up_bytes": 1024, "down_bytes": 512, "seconds": 4},
     ]
     runs = named([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
-    sent = curves(cost.against_bytes(runs))
+    sent = curves(cost.plot_against_bytes(runs))
     assert sent.x_label.endswith("(KiB)") and "nothing is sent: local" in sent.caption
     assert [curve.x.tolist() for curve in sent.curves] == [[1.5, 4.5]]
-    time = curves(cost.against_seconds(runs[:1]))
+    time = curves(cost.plot_against_seconds(runs[:1]))
     assert time.curves[0].x.tolist() == [2.0, 9.0] and time.curves[0].y.tolist() == [50.0, 75.0]
 
 
 def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained):
     run = trained["fedavg"]
-    mean = curves(accuracy.main_over_rounds(named([run]))).curves[0]
+    mean = curves(accuracy.plot_main_measure(named([run]))).curves[0]
     assert mean.low is not None and mean.high is not None and mean.x.tolist() == [1, 2, 3]
     assert np.isnan(mean.low).tolist() == [True, False, False]
     for place, number in ((1, 2), (2, 3)):
@@ -94,15 +94,15 @@ def test_losses_are_shown_for_the_rounds_that_have_them(tmp_path):
         {"train_loss": 2.0, "test_loss": ""},
         {"train_loss": 1.0, "test_loss": 1.5},
     ]
-    train, test = accuracy.measures_over_rounds(named([written(tmp_path / "run", lines)]))[-2:]
+    train, test = accuracy.plot_further_measures(named([written(tmp_path / "run", lines)]))[-2:]
     assert curves(train).curves[0].y.tolist() == [2.0, 1.0] and curves(test).curves[0].x.tolist() == [2]
     old = [{"train_loss": "", "test_loss": ""}]
-    names = [plot.name for plot in accuracy.measures_over_rounds(named([written(tmp_path / "old", old)]))]
+    names = [plot.name for plot in accuracy.plot_further_measures(named([written(tmp_path / "old", old)]))]
     assert names and not [name for name in names if "loss" in name]
 
 
 def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path):
-    plot = accuracy.main_over_rounds(named([written(tmp_path / "run", [])]))
+    plot = accuracy.plot_main_measure(named([written(tmp_path / "run", [])]))
     assert isinstance(plot, Missing) and "no round has been evaluated" in plot.why
 
 
@@ -133,7 +133,7 @@ def test_rounds_are_spread_evenly_with_both_ends():
 
 def test_bytes_per_round_are_those_of_the_metrics(tmp_path):
     line = {"up_bytes": 2048, "down_bytes": 1024, "wire_up_bytes": 3072, "wire_down_bytes": 512}
-    plot = curves(cost.bytes_per_round(written(tmp_path / "run", [line]).columns, "a"))
+    plot = curves(cost.plot_bytes(written(tmp_path / "run", [line]).columns, "a"))
     assert {curve.label: curve.y.tolist() for curve in plot.curves} == {
         "up": [2.0],
         "down": [1.0],
@@ -146,7 +146,7 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
     parts = {"exchange_seconds": 0.25, "evaluation_seconds": 0.25, "checkpoint_seconds": 0.125}
     usual = parts | {"seconds": 1}
     run = written(tmp_path / "run", [usual | {"seconds": 20}, *[usual] * 19])
-    plot = cost.seconds_per_round(run.columns)
+    plot = cost.plot_seconds(run.columns)
     assert isinstance(plot, Stack)
     assert np.sum(list(plot.parts.values()), axis=0).tolist() == [20.0] + [1.0] * 19
     assert plot.parts["communication"].tolist() == plot.parts["evaluation"].tolist() == [0.25] * 20
@@ -156,24 +156,24 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
 
 def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path):
     alone = written(tmp_path / "alone", [{"seconds": 1, "compute_seconds": 0.5, "waiting_seconds": 0}] * 2)
-    assert cost.imbalance(alone.columns) == []
+    assert cost.plot_imbalance(alone.columns) == []
     times = [(0.5, 0.25), (1.0, 0.5)]
     lines = [{"compute_seconds": slow, "waiting_seconds": wait} for slow, wait in times]
-    (plot,) = cost.imbalance(written(tmp_path / "several", lines).columns)
+    (plot,) = cost.plot_imbalance(written(tmp_path / "several", lines).columns)
     assert [curve.y.tolist() for curve in plot.curves] == [[0.5, 1.0], [0.25, 0.5]]
     assert "2.00 times the mean" in plot.caption
 
 
 def test_rounds_whose_figures_were_lost_have_no_part_in_the_balance_of_ranks(tmp_path):
     lines = [{"compute_seconds": "", "waiting_seconds": ""}, {"compute_seconds": 1.0, "waiting_seconds": 0.5}]
-    (plot,) = cost.imbalance(written(tmp_path / "run", lines).columns)
+    (plot,) = cost.plot_imbalance(written(tmp_path / "run", lines).columns)
     assert "2.00 times the mean" in plot.caption
 
 
 def test_rounds_without_the_time_of_checkpoints_are_drawn_without_it(tmp_path):
     line = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
     run = written(tmp_path / "run", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])
-    plot = cost.seconds_per_round(run.columns)
+    plot = cost.plot_seconds(run.columns)
     assert isinstance(plot, Stack)
     assert plot.parts["computation, and the rest of the round"].tolist() == [0.5, 0.0]
 
@@ -189,7 +189,7 @@ def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained):
 
 def test_the_distribution_has_every_client_in_ascending_order(trained):
     run = trained["fedavg"]
-    (curve,) = curves(clients.distribution(named([run]))).curves
+    (curve,) = curves(clients.plot_distribution(named([run]))).curves
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
@@ -197,7 +197,7 @@ def test_the_distribution_has_every_client_in_ascending_order(trained):
 
 def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(trained):
     run = trained["fedavg"]
-    (plot,) = clients.accuracy_by_class(named([run]))
+    (plot,) = clients.plot_class_accuracy(named([run]))
     tested, hits = run.counts.test.sum(0), run.round(3).metrics["hits"].sum(0)
     expected = 100 * hits / np.where(tested > 0, tested, np.nan)
     assert plot.curves[0].y.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
@@ -207,7 +207,7 @@ def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(traine
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):
     runs = [trained["other"], trained["local"], trained["fedavg"]]
     named_runs = named(runs)
-    (plot,) = clients.against_local(named_runs[1:])
+    (plot,) = clients.plot_against_local(named_runs[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     assert isinstance(plot, Curves) and [curve.label for curve in plot.curves] == ["fedavg"] and plot.zero
     (curve,) = plot.curves
@@ -215,7 +215,7 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained)
     assert curve.points is not None and curve.points[0] == gain.argmin() and len(curve.points) == 7
     losing = int((gain < 0).sum())
     assert losing and f"fedavg: {losing} of 7 lose, client {gain.argmin()} ({gain.min():.1f})" in plot.caption
-    (alone,) = clients.against_local([named_runs[0], named_runs[2]])
+    (alone,) = clients.plot_against_local([named_runs[0], named_runs[2]])
     assert isinstance(alone, Missing) and "same data and partition" in alone.why
 
 
@@ -232,19 +232,19 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
     runs = named([*alone, *others])
     gains = [line["gain over local"] for line in summary.summaries(runs)]
     assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
-    plots = clients.against_local(runs)
+    plots = clients.plot_against_local(runs)
     drawn = [len(curve.y) for plot in plots if isinstance(plot, Curves) for curve in plot.curves]
     assert drawn == [2, 3, 2], "a figure for each local run"
 
 
 def test_without_a_local_run_there_is_no_comparison(trained):
-    (plot,) = clients.against_local(named([trained["fedavg"]]))
+    (plot,) = clients.plot_against_local(named([trained["fedavg"]]))
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 
 def test_the_partition_is_that_of_the_federation(trained):
     federation = load_federation(configuration.parse(quick_run.settings()))
-    plot = partition.partition(trained["fedavg"])
+    plot = partition.plot_partition(trained["fedavg"])
     assert isinstance(plot, Matrices)
     train, test = plot.panels
     assert np.nan_to_num(train.values).tolist() == federation.class_counts.tolist()
@@ -254,10 +254,10 @@ def test_the_partition_is_that_of_the_federation(trained):
 
 def test_a_run_without_its_partition_says_so(tmp_path):
     run = written(tmp_path / "run", [])
-    plot = partition.partition(run)
+    plot = partition.plot_partition(run)
     assert isinstance(plot, Missing) and "has no partition.csv" in plot.why
     partition_file.path(run.path).write_text("client,class\n")
-    plot = partition.partition(open_run(run.path))
+    plot = partition.plot_partition(open_run(run.path))
     assert isinstance(plot, Missing) and "is damaged" in plot.why
 
 

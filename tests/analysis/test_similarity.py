@@ -29,13 +29,13 @@ def made(folder, name, **sections):
 
 
 def matrices(checkpoints):
-    found = similarity.cosine_figures(checkpoints)[0]
+    found = similarity.plot_cosines(checkpoints)[0]
     assert isinstance(found, Matrices), found
     return found
 
 
 def curves(checkpoints):
-    found = similarity.cosine_figures(checkpoints)[1]
+    found = similarity.plot_cosines(checkpoints)[1]
     assert isinstance(found, Curves), found
     return found
 
@@ -62,7 +62,7 @@ def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder):
 
 
 def test_clients_with_one_model_have_no_similarity(folder):
-    (plot,) = similarity.cosine_figures(made(folder, "fedavg"))
+    (plot,) = similarity.plot_cosines(made(folder, "fedavg"))
     assert isinstance(plot, Missing) and "all clients predict with the same model" in plot.why
 
 
@@ -74,7 +74,7 @@ def test_cka_of_equal_models_is_not_drawn_and_of_a_layer_that_all_share_neither(
         by_name = {name: probe_file.LayerSimilarity(clients, cka) for name, cka in layers.items()}
         monkeypatch.setattr(probe_file, "rounds", lambda _: [1])
         monkeypatch.setattr(probe_file, "read", lambda *_: probe_file.Probe(1, 9, by_name))
-        return similarity.cka_figures(Run(Path("x"), {}, "a"))
+        return similarity.plot_cka(Run(Path("x"), {}, "a"))
 
     (none,) = figures(body=equal, head=equal)
     assert isinstance(none, Missing) and "same model" in none.why

@@ -15,7 +15,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy, cost
-from pflmpi.analysis.series.clients import gain_explained
+from pflmpi.analysis.series.clients import describe_gains
 from pflmpi.analysis.summary import over_seeds, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.commands.progress import show_summary
@@ -67,13 +67,15 @@ def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_
     unknown = [name for name, text in texts(lines[0]).items() if not text and texts(lines[1])[name]]
     totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
     assert unknown == totals, "and nothing else"
-    for figure in (cost.against_bytes(runs), cost.against_seconds(runs)):
+    for figure in (cost.plot_against_bytes(runs), cost.plot_against_seconds(runs)):
         assert [curve.source for curve in figure.curves] == ["fedavg whole"]
         assert "Not drawn, as metrics of rounds are lost: fedavg lost." in figure.caption
-    assert isinstance(cost.against_bytes(runs[:1]), Missing) and isinstance(cost.against_seconds(runs[:1]), Missing)
-    np.testing.assert_array_equal(cost.bytes_per_round(run.columns, "").curves[0].y, [np.nan, np.nan, 10, 10, 10])
+    assert isinstance(cost.plot_against_bytes(runs[:1]), Missing) and isinstance(
+        cost.plot_against_seconds(runs[:1]), Missing
+    )
+    np.testing.assert_array_equal(cost.plot_bytes(run.columns, "").curves[0].y, [np.nan, np.nan, 10, 10, 10])
     nothing = written(tmp_path / "nothing", ACCURACY, lost=5).columns
-    assert "its metrics are lost" in cost.bytes_per_round(nothing, "nothing").why
+    assert "its metrics are lost" in cost.plot_bytes(nothing, "nothing").why
 
 
 def test_a_run_that_went_on_without_its_metrics_says_so_at_its_end(tmp_path, capfd):
@@ -206,17 +208,17 @@ def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
 
 def test_the_gain_is_explained_by_the_runs_it_is_over(tmp_path):
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
-    assert gain_explained(runs) == "", "no accuracies of clients"
+    assert describe_gains(runs) == "", "no accuracies of clients"
     for named_run in runs:
         vars(named_run.run)["final"] = lambda _: np.array([0.5])
     ends = "above that of the same client, mean over clients, in local (1 round) for fedavg."
-    assert gain_explained(runs).endswith(ends)
+    assert describe_gains(runs).endswith(ends)
 
 
 def test_further_measures_are_drawn_where_they_are(tmp_path):
     quick_run.run(quick_run.settings(evaluation={"when": "both"}), tmp_path / "run")
     run = open_run(tmp_path / "run")
-    names = [figure.name for figure in accuracy.measures_over_rounds(named([run]))]
+    names = [figure.name for figure in accuracy.plot_further_measures(named([run]))]
     columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
     assert names == [f"{column}_over_rounds" for column in columns]
     (line,) = summaries(named([run]))

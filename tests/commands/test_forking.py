@@ -13,8 +13,8 @@ import quick_run
 from pflmpi import atomic
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series.accuracy import main_over_rounds
-from pflmpi.analysis.series.cost import against_bytes
+from pflmpi.analysis.series.accuracy import plot_main_measure
+from pflmpi.analysis.series.cost import plot_against_bytes
 from pflmpi.cli import main
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError
@@ -136,12 +136,12 @@ def test_it_is_drawn_from_where_it_left_its_parent_if_that_is_shown_too(parent, 
     fork(parent, tmp_path / "fork", "--round", "3", "-s", "training.lr=0.01")
     quick_run.resume(tmp_path / "fork")
     runs = [open_run(path) for path in (tmp_path / "fork", parent)]
-    rounds = {curve.source: curve.x.tolist() for curve in main_over_rounds(named(runs)).curves}
+    rounds = {curve.source: curve.x.tolist() for curve in plot_main_measure(named(runs)).curves}
     assert [rounds[run.label] for run in named(runs)] == [[3, 4, 5], [1, 2, 3, 4, 5]]
-    sent = {curve.source: curve.x for curve in against_bytes(named(runs)).curves}
+    sent = {curve.source: curve.x for curve in plot_against_bytes(named(runs)).curves}
     assert [len(sent[run.label]) for run in named(runs)] == [3, 5]
     assert np.array_equal(*(sent[run.label][place] for run, place in zip(named(runs), (0, 2), strict=True)))
-    assert main_over_rounds(named(runs[:1])).curves[0].x.tolist() == [1, 2, 3, 4, 5], "the parent is not needed"
+    assert plot_main_measure(named(runs[:1])).curves[0].x.tolist() == [1, 2, 3, 4, 5], "the parent is not needed"
     folders = [str(run.path) for run in runs]
     assert main(["report", *folders, "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page/report.html").read_text()

@@ -10,7 +10,7 @@ import sklearn.metrics as oracle
 import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
-from pflmpi.analysis.series.accuracy import main_over_rounds, measures_over_rounds
+from pflmpi.analysis.series.accuracy import plot_further_measures, plot_main_measure
 from pflmpi.analysis.table import pick
 from pflmpi.errors import ConfigError
 from pflmpi.learning.measures import MEASURES
@@ -158,7 +158,7 @@ def test_pages_tables_evaluations_and_early_stops_have_them(tmp_path, capsys):
     quick_run.run(raw, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert len(run.columns["round"]) == 3 and "auroc_mean has not improved" in run.stopped_early
-    drawn = {plot.name: plot for plot in (main_over_rounds(named([run])), *measures_over_rounds(named([run])))}
+    drawn = {plot.name: plot for plot in (plot_main_measure(named([run])), *plot_further_measures(named([run])))}
     assert (
         "lower values" in drawn["calibration_error_mean_over_rounds"].caption and "accuracy_mean_over_rounds" in drawn
     )

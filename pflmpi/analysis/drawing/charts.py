@@ -53,7 +53,7 @@ CONFIG: Spec = {
 }
 
 
-def chart(plot: Plot) -> Spec:
+def build_chart(plot: Plot) -> Spec:
     """The Vega-Lite chart of a figure, with its data.
 
     Parameters of it: `picked`, the entries of the legend that are selected, and `client`, the client that stands out.

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pflmpi.analysis.drawing.charts import COLOURS
-from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, config, draw, script
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, dump_config, read_script
 from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -71,7 +71,7 @@ class Section:
     closed: bool = False
 
 
-def page(
+def build_page(
     title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "", reload: int = 0
 ) -> str:
     """HTML of the page.
@@ -102,8 +102,10 @@ def page(
     parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_BESIDE}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
-        parts.append(f'<script type="application/json" id="config">{config()}</script>')
-        parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
+        parts.append(f'<script type="application/json" id="config">{dump_config()}</script>')
+        parts.append(
+            f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{read_script()}</script>'
+        )
     return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
 
 

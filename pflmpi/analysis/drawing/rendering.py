@@ -12,8 +12,8 @@ from typing import Any
 import vl_convert
 
 from pflmpi import atomic, limits
-from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, HOVER, INK, Spec, chart
-from pflmpi.analysis.plots import Plot, thinned
+from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, HOVER, INK, Spec, build_chart
+from pflmpi.analysis.plots import Plot, downsample
 from pflmpi.errors import UserError
 from pflmpi.machine import private_folder
 
@@ -59,21 +59,21 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     Args:
         pictures: some of `PICTURES`.
     """
-    shown = thinned(plot)
-    spec = chart(shown)
-    text = svg(spec)
+    shown = downsample(plot)
+    spec = build_chart(shown)
+    text = render_svg(spec)
     path = folder / f"{plot.name}.svg"
     path.write_text(text, encoding="utf-8")
     others = tuple(path.with_suffix(f".{kind}") for kind in pictures)
     for other in others:
-        other.write_bytes(picture(text, other.suffix))
+        other.write_bytes(render_picture(text, other.suffix))
     inline = _in_page(_REFERENCE.sub(lambda match: f"{plot.name}_{match[0]}", text))
     of_chart = {key: part for key, part in spec.items() if key != "config"}  # which the page has once
     packed = _in_page(json.dumps(_by_column(of_chart), separators=(",", ":")))
     return Drawn(shown, path, others, inline, packed, int(spec.get("columns", 1)))
 
 
-def svg(spec: Spec) -> str:
+def render_svg(spec: Spec) -> str:
     """A chart as SVG without its hover layers; coordinates have two digits."""
     if problem := limits.too_few_addresses_to_draw():
         raise UserError(problem)
@@ -87,20 +87,20 @@ def _shortened(number: re.Match[str]) -> str:
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
-def picture(svg: str, kind: str) -> bytes:
+def render_picture(svg: str, kind: str) -> bytes:
     """An SVG as ".png" or ".pdf" on a white background."""
     white = re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="white"/>', svg, count=1)
     made: bytes = vl_convert.svg_to_png(white, scale=_SCALE) if kind == ".png" else vl_convert.svg_to_pdf(white)
     return made
 
 
-def config() -> str:
+def dump_config() -> str:
     """The Vega-Lite configuration of all charts of a page, as JSON."""
     return _in_page(json.dumps(CONFIG, separators=(",", ":")))
 
 
 @cache
-def script() -> str:
+def read_script() -> str:
     """The JavaScript bundle of a page: Vega, Vega-Lite, vega-embed and the expression interpreter.
 
     Bundling takes longer than drawing a figure, so the bundle is cached in the user's private temporary folder.
@@ -108,13 +108,13 @@ def script() -> str:
     try:
         path = private_folder() / f"vega-embed-{version('vl-convert-python')}.js"
         if not path.exists():
-            atomic.write(path, _bundle().encode())
+            atomic.write(path, _build_bundle().encode())
         return path.read_text(encoding="utf-8")
     except OSError:
-        return _bundle()
+        return _build_bundle()
 
 
-def _bundle() -> str:
+def _build_bundle() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
 
 

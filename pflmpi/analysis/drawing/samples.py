@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, Spec
-from pflmpi.analysis.drawing.rendering import picture, svg
+from pflmpi.analysis.drawing.rendering import render_picture, render_svg
 from pflmpi.data.dataset import Dataset
 
 _EACH = 8  # samples of a class
@@ -20,8 +20,10 @@ _SIDE = 52  # pixels of a sample
 def draw_samples(dataset: Dataset, path: Path) -> None:
     """Write a picture, .png or .svg; images as they are, tables and sequences as lines over their columns."""
     charts = [_samples(dataset), *([] if dataset.writers is None else [_clients(dataset)])]
-    text = svg({"hconcat": charts, "config": CONFIG, "spacing": 40, "resolve": {"scale": {"color": "independent"}}})
-    path.write_bytes(text.encode() if path.suffix == ".svg" else picture(text, ".png"))
+    text = render_svg(
+        {"hconcat": charts, "config": CONFIG, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
+    )
+    path.write_bytes(text.encode() if path.suffix == ".svg" else render_picture(text, ".png"))
 
 
 def _samples(dataset: Dataset) -> Spec:

@@ -56,18 +56,22 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
 }
 
 
-def main_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
+def plot_main_measure(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The mean over clients by round, the best marked; of one run with a band over clients where it is known."""
-    alone, measure = len(runs) == 1, main_of(runs)
+    alone, measure = len(runs) == 1, choose_measure(runs)
     curves = [
-        _mean_of_run(named_run, measure, alone) for named_run in runs if evaluated(named_run, measure.column).any()
+        _make_mean_curve(named_run, measure, alone)
+        for named_run in runs
+        if mask_evaluated(named_run, measure.column).any()
     ]
-    title = f"{titled(measure)} over rounds"
+    title = f"{format_title(measure)} over rounds"
     if not curves:
         return Missing(title, "no round has been evaluated yet")
-    caption = f"Mean over clients; a ring marks the best round{ring_by(runs)}. {_BAND if alone else ''}".strip()
+    caption = f"Mean over clients; a ring marks the best round{describe_validation_choice(runs)}."
+    if alone:
+        caption += f" {_BAND}"
     if alone and measure == ACCURACY and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns, seen = runs[0].run.columns, evaluated(runs[0], measure.column)
+        columns, seen = runs[0].run.columns, mask_evaluated(runs[0], measure.column)
         x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
         caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
@@ -78,41 +82,41 @@ def main_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         name=f"{measure.name}_over_rounds",
         title=title,
         caption=caption,
-        y_label=mean_label(measure),
+        y_label=format_mean_label(measure),
         curves=tuple(curves),
         percent=measure.percent,
     )
 
 
-def main_of(runs: Sequence[NamedRun]) -> MainMeasure:
+def choose_measure(runs: Sequence[NamedRun]) -> MainMeasure:
     """The measure by which runs are compared."""
     return main_measure([named_run.run for named_run in runs])
 
 
-def titled(measure: MainMeasure) -> str:
+def format_title(measure: MainMeasure) -> str:
     """Its name at the start of a title; that of a function stays as it is."""
     return measure.words if measure.words == measure.name != "accuracy" else measure.words.capitalize()
 
 
-def mean_label(measure: MainMeasure) -> str:
+def format_mean_label(measure: MainMeasure) -> str:
     """The label of an axis with means over clients."""
     return f"{measure.words}, mean over clients{' (%)' * measure.percent}"
 
 
-def ring_by(runs: Sequence[NamedRun]) -> str:
+def describe_validation_choice(runs: Sequence[NamedRun]) -> str:
     """What of a caption says how a best round was chosen, if by validation samples; curves of seeds then mark none."""
-    measure = main_of(runs)
+    measure = choose_measure(runs)
     chosen = any(of_validation(measure.column) in named_run.run.columns for named_run in runs)
     return f" by validation {measure.words}, where a run has that" if chosen else ""
 
 
-def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
+def plot_bands(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
     """The bands over clients, a panel for each of the first `most` groups; no figure without any."""
-    measure = main_of([named_run for group in groups for named_run in group.runs])
-    curves = [curve for group in groups[:most] if (curve := _mean_of_seeds(group, measure)) is not None]
+    measure = choose_measure([named_run for group in groups for named_run in group.runs])
+    curves = [curve for group in groups[:most] if (curve := _average_bands(group, measure)) is not None]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
-    title, y_label = f"{titled(measure)} of the clients over rounds", measure.axis
+    title, y_label = f"{format_title(measure)} of the clients over rounds", measure.axis
     name, caption = f"{measure.name}_of_clients", f"Mean over clients. {_BAND}"
     if any(len(group.runs) > 1 for group in groups[:most]):
         caption += " Of several seeds, mean and band are the means of theirs."
@@ -122,34 +126,34 @@ def bands_over_rounds(groups: Sequence[SeedGroup], most: int) -> list[Multiples]
         return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=measure.percent)
 
     parts = tuple((curve.label, panel(curve)) for curve in curves)
-    return [Multiples(name=name, title=title, caption=caption + not_drawn(groups[most:]), parts=parts)]
+    return [Multiples(name=name, title=title, caption=caption + format_not_drawn(groups[most:]), parts=parts)]
 
 
-def not_drawn(groups: Sequence[SeedGroup]) -> str:
+def format_not_drawn(groups: Sequence[SeedGroup]) -> str:
     """A sentence that names the groups for which a figure has no room; "" without any."""
     return f" Not drawn: {join_truncated([group.title for group in groups], _MOST_NAMED)}." if groups else ""
 
 
-def _mean_of_seeds(group: SeedGroup, measure: MainMeasure) -> Curve | None:
+def _average_bands(group: SeedGroup, measure: MainMeasure) -> Curve | None:
     """Mean and band of a group over rounds; of runs that were evaluated in other rounds the first."""
-    curves = [_mean_of_run(run, measure, True) for run in group.runs if evaluated(run, measure.column).any()]
+    curves = [_make_mean_curve(run, measure, True) for run in group.runs if mask_evaluated(run, measure.column).any()]
     if not curves:
         return None
-    if len(curves) < 2 or (count := _common_points(curves, over_rounds=True)) is None:
+    if len(curves) < 2 or (count := _count_common_points(curves, over_rounds=True)) is None:
         return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
     y, low, high = (np.mean([getattr(curve, side)[:count] for curve in curves], 0) for side in ("y", "low", "high"))
-    mark = None if ring_by(group.runs) else _best_of(y, measure)
+    mark = None if describe_validation_choice(group.runs) else _find_best(y, measure)
     return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=mark)
 
 
-def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
+def plot_further_measures(runs: Sequence[NamedRun]) -> list[Curves]:
     """Further measures, and losses, by round; no figure of one that no run has."""
     figures: list[Curves] = []
-    shown = main_of(runs).column
-    for column, (title, caption, y_label, factor) in {**_MEASURES, **_further(runs)}.items():
+    shown = choose_measure(runs).column
+    for column, (title, caption, y_label, factor) in {**_MEASURES, **_list_configured_measures(runs)}.items():
         curves = []
         for named_run in runs if column != shown else ():
-            if (measured := evaluated(named_run, column)).any():
+            if (measured := mask_evaluated(named_run, column)).any():
                 x, y = (named_run.run.columns[name][measured] for name in ("round", column))
                 curves.append(Curve(named_run.legend, x, factor * y, style=named_run.style, source=named_run.label))
         if curves:
@@ -166,7 +170,7 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     return figures
 
 
-def _further(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
+def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
     """As `_MEASURES`, the means of the measures that runs have by `evaluation.measures`."""
     columns = dict.fromkeys(name for named_run in runs for name in metrics_file.of_measures(named_run.run.columns))
     measures = {name: MainMeasure(name.removesuffix("_mean")) for name in columns if name.endswith("_mean")}
@@ -182,27 +186,27 @@ def _further(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
     }
 
 
-def main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
+def read_main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
     """A measure [N] of each client in some of the rounds that have an intact checkpoint with it."""
     of_rounds = {number: run.of_clients(measure, number) for number in spread_over(run.rounds)}
     return {number: values for number, values in of_rounds.items() if values is not None}
 
 
-def evaluated(named_run: NamedRun, column: str) -> np.ndarray:
+def mask_evaluated(named_run: NamedRun, column: str) -> np.ndarray:
     """Whether a line of the metrics has a value that is drawn, [rounds] bool."""
     columns = named_run.run.columns
     measured = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
     return np.asarray(measured & (columns["round"] >= named_run.first), bool)
 
 
-def _mean_of_run(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Curve:
+def _make_mean_curve(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Curve:
     """The mean of a run by round, with the band over clients if `banded`."""
-    run, seen = named_run.run, evaluated(named_run, measure.column)
+    run, seen = named_run.run, mask_evaluated(named_run, measure.column)
     rounds, mean = run.columns["round"][seen], measure.scale * run.columns[measure.column][seen]
     low = high = None
     if banded:
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
-        for number, values in main_by_round(run, measure).items():
+        for number, values in read_main_by_round(run, measure).items():
             place = np.flatnonzero(rounds == number)
             with np.errstate(invalid="ignore"):  # next to an infinite value it is NaN
                 low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
@@ -213,23 +217,23 @@ def _mean_of_run(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Cur
 # --- several seeds
 
 
-def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
+def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
     """The figure with runs that differ only in the seed merged into one curve."""
     if isinstance(plot, Missing):
         return plot
     groups = seed_groups(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
-    curves, measure, cut = list(plot.curves), main_of(runs), ""
+    curves, measure, cut = list(plot.curves), choose_measure(runs), ""
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
         of_group = [curve for curve in curves if curve.source in labels]
-        if len(of_group) < 2 or (count := _common_points(of_group, plot.by_round)) is None:
+        if len(of_group) < 2 or (count := _count_common_points(of_group, plot.by_round)) is None:
             continue
         if group.common_rounds and any(len(curve.x) > count for curve in of_group):
             cut += f" {group.label}: {group.common_rounds}."
-        mean = _mean_curve(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
+        mean = _average_curves(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
         if mean.mark is not None:
-            mean = replace(mean, mark=None if ring_by(group.runs) else _best_of(mean.y, measure))
+            mean = replace(mean, mark=None if describe_validation_choice(group.runs) else _find_best(mean.y, measure))
         curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
     if len(curves) == len(plot.curves):
         return plot
@@ -239,7 +243,7 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     return replace(plot, curves=tuple(curves), caption=caption)
 
 
-def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
+def _count_common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
     """Number of points that all curves have; None where their x differ."""
     lengths = [len(curve.x) for curve in curves]
     count = min(lengths)
@@ -249,7 +253,7 @@ def _common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
     return count if same or not over_rounds else None
 
 
-def _mean_curve(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
+def _average_curves(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
     """Mean of curves point by point, with the confidence interval of the mean; none where a value is infinite."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
     mean, half = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
@@ -258,5 +262,5 @@ def _mean_curve(label: str, curves: Sequence[Curve], count: int, percent: bool) 
     return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, points=None)
 
 
-def _best_of(values: np.ndarray, measure: MainMeasure) -> int:
+def _find_best(values: np.ndarray, measure: MainMeasure) -> int:
     return int(values.argmin() if measure.lower else values.argmax())

@@ -7,9 +7,9 @@ import numpy as np
 
 from pflmpi.analysis.plots import Bars, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, some_clients
-from pflmpi.analysis.series.accuracy import main_by_round, main_of, titled
-from pflmpi.analysis.series.partition import class_names, same_partition
+from pflmpi.analysis.selection import NamedRun, choose_clients
+from pflmpi.analysis.series.accuracy import choose_measure, format_title, read_main_by_round
+from pflmpi.analysis.series.partition import group_by_partition, read_class_names
 from pflmpi.analysis.series.similarity import NOT_PROBED
 from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.store import probe_file
@@ -24,16 +24,16 @@ _MOST_LOSERS = 3  # clients named for each
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
 
-def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
+def plot_distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The main measure of the clients from the worst to the best, for each run."""
-    curves, without, measure = [], [], main_of(runs)
+    curves, without, measure = [], [], choose_measure(runs)
     for named_run in runs:
         values = named_run.run.final(measure)
         if values is None:
             without.append(named_run.label)
             continue
         values = measure.scale * values
-        curves.append(_ordered_curve(named_run, named_run.legend, values, falling=measure.lower))
+        curves.append(_make_sorted_curve(named_run, named_run.legend, values, falling=measure.lower))
     if not curves:
         return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
     caption = "Each point is a client of the newest checkpoint that has its value, from the worst to the best."
@@ -50,7 +50,7 @@ def distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
     )
 
 
-def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
+def plot_class_accuracy(runs: Sequence[NamedRun]) -> list[Curves]:
     """The accuracy of each class at the end, for each run; no figure where no checkpoint has it."""
     values = [
         (named_run, by_class)
@@ -59,7 +59,7 @@ def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
     ]
     if not values:
         return []
-    names = class_names(values[0][0].run, len(values[0][1]))
+    names = read_class_names(values[0][0].run, len(values[0][1]))
     curves = (
         Curve(run.legend, np.arange(1, len(names) + 1), 100 * by_class, style=run.style, source=run.label)
         for run, by_class in values
@@ -79,7 +79,7 @@ def accuracy_by_class(runs: Sequence[NamedRun]) -> list[Curves]:
     ]
 
 
-def confusion(run: Run) -> Matrices | Missing:
+def plot_confusion(run: Run) -> Matrices | Missing:
     """Which classes the clients' models take for which, in the last probe.
 
     Raises:
@@ -91,7 +91,7 @@ def confusion(run: Run) -> Matrices | Missing:
     probe = probe_file.read(run.path, rounds[-1])
     if probe.confusion is None:
         return Missing(CONFUSION, "the last probe has none, as labels are no classes")
-    names = class_names(run, len(probe.confusion))
+    names = read_class_names(run, len(probe.confusion))
     samples = probe.confusion.sum(1, keepdims=True)
     values = np.divide(100.0 * probe.confusion, samples, out=np.full(probe.confusion.shape, np.nan), where=samples > 0)
     return Matrices(
@@ -109,14 +109,14 @@ def confusion(run: Run) -> Matrices | Missing:
     )
 
 
-def _ascending(values: np.ndarray) -> np.ndarray:
+def _argsort_known(values: np.ndarray) -> np.ndarray:
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
 
-def _ordered_curve(named_run: NamedRun, label: str, values: np.ndarray, falling: bool = False) -> Curve:
+def _make_sorted_curve(named_run: NamedRun, label: str, values: np.ndarray, falling: bool = False) -> Curve:
     """The values [N] of the clients of a run, from the lowest to the highest, or `falling` from the highest on."""
-    clients = _ascending(-values if falling else values)
+    clients = _argsort_known(-values if falling else values)
     share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
     return Curve(label, share, values[clients], points=clients, style=named_run.style, source=named_run.label)
 
@@ -124,9 +124,9 @@ def _ordered_curve(named_run: NamedRun, label: str, values: np.ndarray, falling:
 # --- against local training
 
 
-def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
+def plot_against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     """By how much each client is better than when it trains alone: a figure for each run of local training."""
-    local_runs, gains = gains_over_local(runs)
+    local_runs, gains = compute_gains_over_local(runs)
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
     if not gains:
@@ -135,7 +135,7 @@ def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     plots: list[tuple[NamedRun, Curves]] = []
     for local in local_runs:
         if of_local := [(named_run, gain) for named_run, base, gain in gains if base is local]:
-            plots.append((local, _against_local(local, of_local, main_of(runs))))
+            plots.append((local, _plot_gains(local, of_local, choose_measure(runs))))
     if len(plots) == 1:
         return [plots[0][1]]
     return [
@@ -144,8 +144,10 @@ def against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
     ]
 
 
-def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Curves:
-    losers = "; ".join(_losers(named_run, gain, 1 if measure.percent else 4) for named_run, gain in gains[:_MOST_NAMED])
+def _plot_gains(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Curves:
+    losers = "; ".join(
+        _describe_losers(named_run, gain, 1 if measure.percent else 4) for named_run, gain in gains[:_MOST_NAMED]
+    )
     return Curves(
         name="against_local",
         title=_AGAINST,
@@ -154,30 +156,32 @@ def _against_local(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]]
         f"better alone. {losers}.",
         x_label=_SHARE,
         y_label=f"gain over local ({'percentage points' if measure.percent else measure.words})",
-        curves=tuple(_ordered_curve(named_run, named_run.label, gain) for named_run, gain in gains),
+        curves=tuple(_make_sorted_curve(named_run, named_run.label, gain) for named_run, gain in gains),
         zero=True,
     )
 
 
-def _losers(named_run: NamedRun, gain: np.ndarray, digits: int) -> str:
+def _describe_losers(named_run: NamedRun, gain: np.ndarray, digits: int) -> str:
     count = int((gain < 0).sum())
     if not count:
         return f"{named_run.label}: no client loses"
     clients = ", ".join(
-        f"{client} ({gain[client]:.{digits}f})" for client in _ascending(gain)[: min(count, _MOST_LOSERS)]
+        f"{client} ({gain[client]:.{digits}f})" for client in _argsort_known(gain)[: min(count, _MOST_LOSERS)]
     )
     more = f" and {count - _MOST_LOSERS} more" if count > _MOST_LOSERS else ""
     return f"{named_run.label}: {count} of {len(gain)} lose, client {clients}{more}"
 
 
-def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
+def compute_gains_over_local(
+    runs: Sequence[NamedRun],
+) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
     """The runs of local training, and the gains over these.
 
     A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how much
     [N], of shares in percentage points, each client is better in the first. Runs without such a run of local training
     have none.
     """
-    measure = main_of(runs)
+    measure = choose_measure(runs)
     scale = -measure.scale if measure.lower else measure.scale
     tested = [(named_run, scale * values) for named_run in runs if (values := named_run.run.final(measure)) is not None]
     local_runs = [pair for pair in tested if _is_local(pair[0].run) and "partition" in pair[0].run.recorded]
@@ -192,17 +196,17 @@ def gains_over_local(runs: Sequence[NamedRun]) -> tuple[list[NamedRun], list[tup
     return [local for local, _ in local_runs], gains
 
 
-def gain_explained(runs: Sequence[NamedRun]) -> str:
+def describe_gains(runs: Sequence[NamedRun]) -> str:
     """How the gain over local is computed, and over which run of which; "" where there is none."""
     compared: dict[NamedRun, list[str]] = {}
-    for named_run, local, _ in gains_over_local(runs)[1]:
+    for named_run, local, _ in compute_gains_over_local(runs)[1]:
         compared.setdefault(local, []).append(named_run.label)
     bases = [
         f"{local.label} ({pluralize(len(local.run.columns['round']), 'round')}) for "
         f"{join_truncated(labels, _MOST_NAMED)}"
         for local, labels in compared.items()
     ]
-    measure = main_of(runs)
+    measure = choose_measure(runs)
     unit, sense = ", in percentage points" * measure.percent, "below" if measure.lower else "above"
     how = f"Gain over local{unit}: how far the {measure.words} in the newest checkpoint that has it is {sense} that of"
     return f"{how} the same client, mean over clients, in {'; in '.join(bases)}." if bases else ""
@@ -223,21 +227,21 @@ def _is_local(run: Run) -> bool:
 Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N, R] of its clients
 
 
-def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
+def plot_single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
     """Figures of the client that the reader selects: the main measure, other numbers, layers and samples, in each run.
 
     Args:
         figures: of each run; those with a number of each client are shown client by client.
     """
-    measure, of_main = main_of(runs), list[Rows]()
+    measure, of_main = choose_measure(runs), list[Rows]()
     numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
     choices: list[int] = []  # the same clients in all runs
     for named_run, plots in zip(runs, figures, strict=False):
-        if by_round := main_by_round(named_run.run, measure):
+        if by_round := read_main_by_round(named_run.run, measure):
             values = measure.scale * np.stack(list(by_round.values()), axis=1)
             of_main.append((named_run, np.array(list(by_round)), values))
-            choices = choices or some_clients(named_run.run.round(max(by_round))).tolist()
+            choices = choices or choose_clients(named_run.run.round(max(by_round))).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
                 continue
@@ -250,17 +254,17 @@ def single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | M
     if not of_main:
         return []
     return [
-        _of_clients(f"client_{measure.name}", titled(measure), "round", measure.axis, of_main, choices),
+        _plot_selected_client(f"client_{measure.name}", format_title(measure), "round", measure.axis, of_main, choices),
         *(
-            _of_clients(f"client_{name}", title, "round", label, rows, choices)
+            _plot_selected_client(f"client_{name}", title, "round", label, rows, choices)
             for (name, title, label), rows in numbers.items()
         ),
-        *(_layers(name, matrices, choices) for name, matrices in layers.items()),
-        *_samples(runs[: len(figures)], choices),
+        *(_plot_layers(name, matrices, choices) for name, matrices in layers.items()),
+        *_plot_samples(runs[: len(figures)], choices),
     ]
 
 
-def _of_clients(
+def _plot_selected_client(
     name: str,
     title: str,
     x_label: str,
@@ -290,7 +294,7 @@ def _of_clients(
     )
 
 
-def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: Sequence[int]) -> Curves:
+def _plot_layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: Sequence[int]) -> Curves:
     """How similar each layer of a client is to those of the others, on average."""
     names = list(dict.fromkeys(panel.title for _, plot in matrices for panel in plot.panels))
     rows = []
@@ -303,19 +307,19 @@ def _layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: S
             mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
         rows.append((named_run, np.arange(1, len(names) + 1), means))
-    return _of_clients(
+    return _plot_selected_client(
         f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, choices, names
     )
 
 
-def _samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
+def _plot_samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
     """Training and test samples of a client by class, once for the runs that have the same."""
     bars: list[tuple[int, str, str, str, int]] = []
     names: list[str] = []
-    for counts, owners in same_partition(runs):
+    for counts, owners in group_by_partition(runs):
         if counts is None:
             continue
-        names = class_names(owners[0].run, counts.train.shape[1])
+        names = read_class_names(owners[0].run, counts.train.shape[1])
         panel = join_truncated([named_run.label for named_run in owners])
         for part, samples in zip(("training", "test", "validation"), counts.sides.values(), strict=False):
             for client in (client for client in choices if client < len(samples)):

@@ -7,7 +7,7 @@ import numpy as np
 from pflmpi.analysis.metrics import best
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
-from pflmpi.analysis.series.accuracy import evaluated, main_of, mean_label, titled
+from pflmpi.analysis.series.accuracy import choose_measure, format_mean_label, format_title, mask_evaluated
 from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.text import join_truncated, scaled_bytes
 
@@ -21,18 +21,18 @@ _Total = tuple[NamedRun, np.ndarray]  # of the rounds so far, [rounds]
 _BYTES = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
-def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
+def plot_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The main measure against the logical bytes sent so far, up and down."""
-    measure = main_of(runs)
-    title = f"{titled(measure)} against bytes"
+    measure = choose_measure(runs)
+    title = f"{format_title(measure)} against bytes"
     sent = [np.cumsum(named_run.run.columns["up_bytes"] + named_run.run.columns["down_bytes"]) for named_run in runs]
     silent = [named_run.label for named_run, total in zip(runs, sent, strict=True) if not total.any()]
     totals = [
         (named_run, total)
         for named_run, total in zip(runs, sent, strict=True)
-        if total.any() and evaluated(named_run, measure.column).any()
+        if total.any() and mask_evaluated(named_run, measure.column).any()
     ]
-    totals, lost = _without_lost(totals)
+    totals, lost = _drop_lost(totals)
     if not totals:
         why = "nothing was sent by these runs, no round has been evaluated yet, or metrics of rounds are lost"
         return Missing(title, why)
@@ -42,48 +42,48 @@ def against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
         caption += f" Not drawn, as nothing is sent: {join_truncated(silent, 5)}."
     x_label = f"sent so far, up and down ({unit})"
     scaled = [(named_run, total / divisor) for named_run, total in totals]
-    return _against(measure, "bytes", caption, x_label, scaled)
+    return _plot_against(measure, "bytes", caption, x_label, scaled)
 
 
-def against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
+def plot_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The main measure against the seconds of all rounds so far."""
-    measure = main_of(runs)
+    measure = choose_measure(runs)
     times = [
         (named_run, np.cumsum(named_run.run.columns["seconds"]))
         for named_run in runs
-        if evaluated(named_run, measure.column).any()
+        if mask_evaluated(named_run, measure.column).any()
     ]
-    times, lost = _without_lost(times)
+    times, lost = _drop_lost(times)
     if not times:
         return Missing(
-            f"{titled(measure)} against time", "no round has been evaluated yet, or metrics of rounds are lost"
+            f"{format_title(measure)} against time", "no round has been evaluated yet, or metrics of rounds are lost"
         )
     caption = "Seconds of the rounds on rank 0. Only times from the same machine and number of ranks can be compared."
-    return _against(measure, "seconds", caption + lost, "time in rounds (s)", times)
+    return _plot_against(measure, "seconds", caption + lost, "time in rounds (s)", times)
 
 
-def _without_lost(totals: Sequence[_Total]) -> tuple[list[_Total], str]:
+def _drop_lost(totals: Sequence[_Total]) -> tuple[list[_Total], str]:
     """The runs of which all rounds have figures, and a sentence on the others."""
     lost = [named_run.label for named_run, total in totals if np.isnan(total).any()]
     known = [(named_run, total) for named_run, total in totals if not np.isnan(total).any()]
     return known, f" Not drawn, as metrics of rounds are lost: {join_truncated(lost, 5)}." if lost else ""
 
 
-def _against(measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[_Total]) -> Curves:
+def _plot_against(measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[_Total]) -> Curves:
     """A measure against the total of each run."""
     curves = []
     for named_run, total in totals:
-        seen = evaluated(named_run, measure.column)
+        seen = mask_evaluated(named_run, measure.column)
         mean = measure.scale * named_run.run.columns[measure.column][seen]
         mark, style = best(named_run.run.columns, seen, measure), named_run.style
         curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
         name=f"{measure.name}_against_{what}",
-        title=f"{titled(measure)} against {'time' if what == 'seconds' else what}",
+        title=f"{format_title(measure)} against {'time' if what == 'seconds' else what}",
         caption=caption,
         x_label=x_label,
-        y_label=mean_label(measure),
+        y_label=format_mean_label(measure),
         curves=tuple(curves),
         x_log=max(ends) > 10 * min(ends),
         percent=measure.percent,
@@ -93,7 +93,7 @@ def _against(measure: MainMeasure, what: str, caption: str, x_label: str, totals
 Columns = Mapping[str, np.ndarray]  # of metrics.csv, each [rounds]
 
 
-def mean_columns(group: SeedGroup) -> Columns:
+def average_columns(group: SeedGroup) -> Columns:
     """The columns of metrics.csv, of several seeds their means over the rounds that all have."""
     if len(group.runs) == 1:
         return group.runs[0].run.columns
@@ -103,11 +103,11 @@ def mean_columns(group: SeedGroup) -> Columns:
     return {name: np.mean([of_run[name][:count] for of_run in columns], axis=0) for name in names}
 
 
-def per_round(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
-    return [bytes_per_round(columns, label), seconds_per_round(columns), *imbalance(columns)]
+def plot_rounds(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
+    return [plot_bytes(columns, label), plot_seconds(columns), *plot_imbalance(columns)]
 
 
-def bytes_per_round(columns: Columns, label: str) -> Curves | Missing:
+def plot_bytes(columns: Columns, label: str) -> Curves | Missing:
     """Bytes up and down in each round, logical and wire."""
     title = "Bytes per round"
     sent = {label: columns[name] for label, name in _BYTES.items() if np.nan_to_num(columns[name]).any()}
@@ -127,7 +127,7 @@ def bytes_per_round(columns: Columns, label: str) -> Curves | Missing:
     )
 
 
-def seconds_per_round(columns: Columns) -> Stack | Missing:
+def plot_seconds(columns: Columns) -> Stack | Missing:
     """Seconds of each round on rank 0, in parts that add up to the round."""
     title = "Time per round"
     if not len(columns["round"]):
@@ -152,7 +152,7 @@ def seconds_per_round(columns: Columns) -> Stack | Missing:
     )
 
 
-def imbalance(columns: Columns) -> list[Curves]:
+def plot_imbalance(columns: Columns) -> list[Curves]:
     """Seconds that the slowest rank computes in each round, and the mean of the ranks; none where there is one rank."""
     waiting = np.nan_to_num(columns.get("waiting_seconds", np.zeros(0)))
     if not waiting.any():

@@ -10,12 +10,12 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.clients_table import ClientValues, diagnostic_values, kept_array, kept_rows, numbers_of_clients
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
-from pflmpi.analysis.selection import MOST_CLIENTS, first_middle_last, some_clients, which_clients
-from pflmpi.analysis.series.similarity import pairs
+from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, pick_first_middle_last
+from pflmpi.analysis.series.similarity import select_pairs
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
 
-def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
+def plot_diagnostics(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
     """The figures of every diagnostic that the newest checkpoint describes, named `diagnostic-NAME` or with more.
 
     No other figure has a hyphen in its name, and no diagnostic: each of a run has another name.
@@ -30,25 +30,25 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
     for name, diagnostic in checkpoints[-1].diagnostics.items():
         match diagnostic:
             case PerClient() | Category():
-                plots.append(_over_rounds(checkpoints, name, diagnostic))
+                plots.append(_plot_client_numbers(checkpoints, name, diagnostic))
             case EntryShare():
-                plots += _share_figures(checkpoints, name, diagnostic)
+                plots += _plot_shares(checkpoints, name, diagnostic)
             case ClientWeights():
-                plots.append(_weight_matrices(first_middle_last(checkpoints), name, diagnostic))
+                plots.append(_plot_weights(pick_first_middle_last(checkpoints), name, diagnostic))
             case ClassVectors():
-                plots += projections(first_middle_last(checkpoints), name, diagnostic)
+                plots += plot_projections(pick_first_middle_last(checkpoints), name, diagnostic)
     return [plot if isinstance(plot, Missing) else replace(plot, name=f"diagnostic-{plot.name}") for plot in plots]
 
 
-def _axis_label(name: str, diagnostic: Diagnostic) -> str:
+def _format_axis_label(name: str, diagnostic: Diagnostic) -> str:
     words = name.replace("_", " ")
     return f"{words} ({diagnostic.unit})" if diagnostic.unit else words
 
 
-def _sentences(*texts: str) -> str:
+def _join_sentences(*texts: str) -> str:
     """Joins texts as sentences; empty ones are left out.
 
-    >>> _sentences("One", "", "Two.")
+    >>> _join_sentences("One", "", "Two.")
     'One. Two.'
     """
     return " ".join(text if text.endswith(".") else f"{text}." for text in texts if text)
@@ -57,7 +57,9 @@ def _sentences(*texts: str) -> str:
 # --- one number per client
 
 
-def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category) -> Matrices | Missing:
+def _plot_client_numbers(
+    checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category
+) -> Matrices | Missing:
     """A number of each client (rows) in each checkpoint (columns)."""
     values = np.full((checkpoints[-1].num_clients, len(checkpoints)), np.nan)
     for column, checkpoint in enumerate(checkpoints):
@@ -68,10 +70,10 @@ def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerCl
     return Matrices(
         name=name,
         title=diagnostic.title,
-        caption=_sentences(diagnostic.caption, "An empty cell: not known" if np.isnan(values).any() else ""),
+        caption=_join_sentences(diagnostic.caption, "An empty cell: not known" if np.isnan(values).any() else ""),
         row_label="client",
         column_label="round",
-        value_label=_axis_label(name, diagnostic),
+        value_label=_format_axis_label(name, diagnostic),
         panels=(Panel("", values, range(len(values)), rounds),),
         limits=diagnostic.limits if isinstance(diagnostic, PerClient) else None,
         categories=tuple(map(str, range(diagnostic.count))) if isinstance(diagnostic, Category) else (),
@@ -81,12 +83,12 @@ def _over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerCl
 # --- shares of entries
 
 
-def _share_figures(
+def _plot_shares(
     checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare
 ) -> list[Curves | Matrices | Missing]:
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
     last, title = checkpoints[-1], diagnostic.title
-    among = some_clients(last)
+    among = choose_clients(last)
     of_last = diagnostic_values(last, name, diagnostic, among)
     if of_last is None:
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
@@ -94,24 +96,24 @@ def _share_figures(
     overlap = Matrices(
         name=f"{name}-overlap",
         title=f"{title}: overlap between clients",
-        caption=_sentences(
+        caption=_join_sentences(
             diagnostic.caption,
             f"Entries in both over entries in either (Jaccard), of every two clients after round {last.number}",
             "The diagonal is not drawn. An empty cell: one of them has not chosen any yet",
-            which_clients(last, among),
+            describe_chosen_clients(last, among),
         ),
         row_label="client",
         column_label="client",
         value_label="overlap (%)",
-        panels=(Panel("", 100 * overlaps(of_last[1]), ids, ids),),
+        panels=(Panel("", 100 * compute_overlaps(of_last[1]), ids, ids),),
         limits=(0.0, 100.0),
         hide_diagonal=True,
         choices=True,
     )
-    return [_shares_over_rounds(checkpoints, name, diagnostic, among), overlap]
+    return [_plot_shares_over_rounds(checkpoints, name, diagnostic, among), overlap]
 
 
-def _shares_over_rounds(
+def _plot_shares_over_rounds(
     checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare, among: np.ndarray
 ) -> Curves:
     """The share of chosen entries, and the overlaps from checkpoint to checkpoint and between clients."""
@@ -124,8 +126,8 @@ def _shares_over_rounds(
     for checkpoint in checkpoints:
         now = diagnostic_values(checkpoint, name, diagnostic, among)
         chosen = np.zeros((0, 1), bool) if now is None else now[1]
-        again = np.empty(0) if before is None or now is None else _overlaps_of_changed(before, now)
-        across = pairs(overlaps(chosen))
+        again = np.empty(0) if before is None or now is None else _compute_overlaps_of_changed(before, now)
+        across = select_pairs(compute_overlaps(chosen))
         for means, values in zip(curves.values(), (chosen[chosen.any(1)].mean(1), again, across), strict=True):
             means.append(100 * float(values.mean()) if len(values) else float("nan"))
         before = now
@@ -133,10 +135,10 @@ def _shares_over_rounds(
     return Curves(
         name=f"{name}-over_rounds",
         title=f"{diagnostic.title} over rounds",
-        caption=_sentences(
+        caption=_join_sentences(
             diagnostic.caption,
             "Means over clients, and pairs of clients, that have chosen any",
-            which_clients(checkpoints[-1], among),
+            describe_chosen_clients(checkpoints[-1], among),
         ),
         y_label="share, overlap (%)",
         curves=tuple(Curve(label, rounds, np.array(y), style=i) for i, (label, y) in enumerate(curves.items())),
@@ -144,13 +146,13 @@ def _shares_over_rounds(
     )
 
 
-def jaccard(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def compute_jaccard(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """|a and b| / |a or b| along the last axis; NaN where both are empty."""
     both, either = (first & second).sum(-1), (first | second).sum(-1)
     return np.asarray(np.divide(both, either, out=np.full(np.shape(both), np.nan), where=either > 0))
 
 
-def overlaps(chosen: np.ndarray) -> np.ndarray:
+def compute_overlaps(chosen: np.ndarray) -> np.ndarray:
     """The Jaccard overlap of the entries [N, L] of every two clients, [N, N]; NaN where one has none."""
     wide = chosen.astype(np.float32)  # counts below 2**24 are exact
     both = (wide @ wide.T).astype(np.float64)
@@ -160,12 +162,12 @@ def overlaps(chosen: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=both_chose))
 
 
-def _overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
+def _compute_overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
     """The overlaps of the clients that are in both checkpoints and chose differently."""
     _, then, now = np.intersect1d(before[0], after[0], return_indices=True)
     first, second = before[1][then], after[1][now]
     changed = (first != second).any(1) & first.any(1)
-    return jaccard(first[changed], second[changed])
+    return compute_jaccard(first[changed], second[changed])
 
 
 # --- weights of clients
@@ -173,36 +175,36 @@ def _overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarra
 _ROUNDING = 1e-5  # relative; differences of float32 sums, which are no structure
 
 
-def _weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
+def _plot_weights(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
     """The weights of clients (columns) for clients (rows) in some checkpoints."""
-    made = [_weight_panel(checkpoint, name, diagnostic) for checkpoint in checkpoints]
+    made = [_make_weight_panel(checkpoint, name, diagnostic) for checkpoint in checkpoints]
     panels = tuple(panel for panel in made if panel is not None)
     if not panels:
         return Missing(diagnostic.title, "no checkpoint says who took part in its round, or none has these weights")
     hidden = diagnostic.limits is None
-    if (equal := only_value(panels, hidden)) is not None:
+    if (equal := find_only_value(panels, hidden)) is not None:
         return Missing(diagnostic.title, f"all equal: {equal:.4g} in {', '.join(panel.title for panel in panels)}")
     own = np.concatenate([np.diagonal(panel.values) for panel in panels])
     diagonal = f"The diagonal, a client's own weight, is not drawn; it is between {own.min():.3g} and {own.max():.3g}"
     return Matrices(
         name=name,
         title=diagnostic.title,
-        caption=_sentences(
+        caption=_join_sentences(
             diagnostic.caption,
             "An empty cell: no weight is given" if any(np.isnan(panel.values).any() for panel in panels) else "",
             diagonal if hidden and own.any() else "",
-            which_clients(checkpoints[-1], some_clients(checkpoints[-1])) if diagnostic.server else "",
+            describe_chosen_clients(checkpoints[-1], choose_clients(checkpoints[-1])) if diagnostic.server else "",
         ),
         row_label="client",
         column_label="weight of client",
-        value_label=_axis_label(name, diagnostic),
+        value_label=_format_axis_label(name, diagnostic),
         panels=panels,
         limits=diagnostic.limits,
         hide_diagonal=hidden,
     )
 
 
-def only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
+def find_only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     """The one value that all weights have up to rounding; None if they differ."""
     weights = np.concatenate([panel.drawn_values(hide_diagonal).ravel() for panel in panels])
     weights = weights[~np.isnan(weights)]
@@ -211,13 +213,13 @@ def only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
     return float(weights.mean())
 
 
-def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
+def _make_weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
     """The weights of one checkpoint; None where it has none.
 
     What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
     Of the matrix of all clients that the server keeps, some rows and columns are taken.
     """
-    among = some_clients(checkpoint) if diagnostic.server else checkpoint.participants if diagnostic.kept else None
+    among = choose_clients(checkpoint) if diagnostic.server else checkpoint.participants if diagnostic.kept else None
     of_round = diagnostic_values(checkpoint, name, diagnostic, among)
     if of_round is None or (diagnostic.kept and among is None):
         return None
@@ -231,11 +233,11 @@ def _weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) 
             columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
             weights = weights[:, columns]
         else:
-            columns, weights = _spread(clients, others[1], weights)
+            columns, weights = _scatter_weights(clients, others[1], weights)
     return Panel(f"round {checkpoint.number}", weights.astype(np.float64), clients.tolist(), columns.tolist())
 
 
-def _spread(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scatter_weights(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ids of the columns, first those of the rows, and the weights of each row at their places, NaN elsewhere.
 
     Args:
@@ -261,10 +263,10 @@ _FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
 _PERPLEXITY = 30.0
 
 
-def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
+def plot_projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
     """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
     title = diagnostic.title
-    clouds = [cloud for checkpoint in checkpoints if len((cloud := known_vectors(checkpoint, diagnostic)).classes)]
+    clouds = [cloud for checkpoint in checkpoints if len((cloud := read_known_vectors(checkpoint, diagnostic)).classes)]
     vectors = np.concatenate([cloud.points for cloud in clouds]) if clouds else np.empty((0, 0))
     if len(vectors) < 4 or not np.isfinite(vectors).all() or (vectors == vectors[0]).all():
         why = f"only {len(vectors)} vectors are known in the checkpoints, or all are the same, or some are not finite"
@@ -273,7 +275,7 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
     marks = "Colours: classes; stars: the server's" + (
         f", other marks those of up to {MOST_CLIENTS} clients" if of_clients else ""
     )
-    caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
+    caption = _join_sentences(diagnostic.caption, marks, "One projection for all rounds")
 
     def drawn(method: str, points: np.ndarray, axes: Sequence[str]) -> Clouds:
         """The clouds with points [M, 2] in the place of the vectors [M, d]."""
@@ -297,9 +299,9 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
     return plots
 
 
-def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
+def read_known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
     """The vectors [M, d] that server and some clients keep and that are known."""
-    parts, among = [], some_clients(checkpoint)
+    parts, among = [], choose_clients(checkpoint)
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
         parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))

@@ -17,7 +17,7 @@ _TITLE = "The partition"
 _SIDES = ("training samples", "test samples", "validation samples")
 
 
-def counts_of(run: Run) -> SampleCounts | None:
+def read_counts(run: Run) -> SampleCounts | None:
     """Samples of each client and class; None where the run has not recorded them, or cannot be read."""
     try:
         return run.counts
@@ -25,7 +25,7 @@ def counts_of(run: Run) -> SampleCounts | None:
         return None
 
 
-def class_names(run: Run, count: int) -> list[str]:
+def read_class_names(run: Run, count: int) -> list[str]:
     """The names of the classes in the newest checkpoint; their numbers where it has none."""
     try:
         names = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
@@ -34,24 +34,24 @@ def class_names(run: Run, count: int) -> list[str]:
     return [str(name) for name in names] if len(names) == count else [str(label) for label in range(count)]
 
 
-def same_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, list[NamedRun]]]:
+def group_by_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, list[NamedRun]]]:
     """Each partition with the runs that have the same samples of each class on each client; None: not known."""
     groups: dict[tuple[object, ...], tuple[SampleCounts | None, list[NamedRun]]] = {}
     for named_run in runs:
-        counts = counts_of(named_run.run)
+        counts = read_counts(named_run.run)
         key = (counts.train.shape, *(side.tobytes() for side in counts.sides.values())) if counts else ()
         groups.setdefault(key, (counts, []))[1].append(named_run)
     return list(groups.values())
 
 
-def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
+def plot_partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
     """The partition of each run, once for those that have the same.
 
     Args:
         most: how many of them; titles name the runs wherever there are more.
     """
-    groups = same_partition(runs)
-    plots = [partition(owners[0].run) for _, owners in groups[:most]]
+    groups = group_by_partition(runs)
+    plots = [plot_partition(owners[0].run) for _, owners in groups[:most]]
     if len(groups) == 1:
         return plots
     others = [
@@ -68,7 +68,7 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
     return [*named, *others]
 
 
-def partition(run: Run) -> Matrices | Missing:
+def plot_partition(run: Run) -> Matrices | Missing:
     """Training, test and validation samples of each client (rows) and class (columns)."""
     try:
         counts = run.counts
@@ -77,7 +77,7 @@ def partition(run: Run) -> Matrices | Missing:
     if counts is None:
         return Missing(_TITLE, f"{run.path} has no partition.csv; `pflmpi data CONFIG` draws it from the configuration")
     clients, classes = counts.train.shape
-    names = class_names(run, classes)
+    names = read_class_names(run, classes)
     return Matrices(
         name="partition",
         title=_TITLE,
@@ -92,13 +92,13 @@ def partition(run: Run) -> Matrices | Missing:
     )
 
 
-def by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
+def sort_by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
     """A figure of every two clients with the clients sorted by their main class.
 
     Other figures, and those of a run without a readable partition, are as they were. Of an overlap of choices, clients
     of a single class are left out: with nothing to tell apart, their entries hardly change, and ties decide.
     """
-    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := counts_of(run)) is None:
+    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := read_counts(run)) is None:
         return plot
     main, num_classes = counts.train.argmax(1), (counts.train > 0).sum(1)
     left_out = [str(client) for client in plot.panels[0].rows if plot.choices and num_classes[client] == 1]

@@ -9,7 +9,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import MOST_CLIENTS, some_clients, spread_over, which_clients
+from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, spread_over
 from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
@@ -33,33 +33,34 @@ class Layer:
     weights: np.ndarray
 
 
-def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves | Missing]:
+def plot_cosines(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves | Missing]:
     """The cosines of every two clients in the last checkpoint, and the mean of all pairs over the rounds.
 
     Raises:
         CheckpointError: a file is damaged, or does not say how personal models are put together.
     """
     last = checkpoints[-1]
-    size = _model_size(last)
-    chosen = some_clients(last, _affordable(size, 1))
+    size = _count_model_values(last)
+    chosen = choose_clients(last, _count_affordable_clients(size, 1))
     unlike = {
         name: layer
-        for name, layer in layers(last, chosen).items()
+        for name, layer in read_layers(last, chosen).items()
         if len(layer.clients) > 1 and (layer.weights != layer.weights[0]).any()
     }
     if not unlike:
         return [Missing(_COSINE_TITLE, _SAME)]
-    matrices = _layer_matrices(
+    caption = f"Cosine between the weights of a layer in two clients' models. {describe_chosen_clients(last, chosen)}"
+    matrices = _plot_layer_matrices(
         "layer_cosines",
         f"{_COSINE_TITLE}, round {last.number}",
-        f"Cosine between the weights of a layer in two clients' models. {which_clients(last, chosen)}".strip(),
+        caption.strip(),
         "cosine",
-        {name: (layer.clients, _cosines(layer.weights)) for name, layer in unlike.items()},
+        {name: (layer.clients, _compute_cosines(layer.weights)) for name, layer in unlike.items()},
     )
-    return [matrices, _cosines_over_rounds(checkpoints, list(unlike), size)]
+    return [matrices, _plot_cosines_over_rounds(checkpoints, list(unlike), size)]
 
 
-def layers(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, Layer]:
+def read_layers(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, Layer]:
     """The layers of body and head of some clients by ascending ids; layers of heterogeneous models apart."""
     model = comparable_model(checkpoint)
     by_name = {}
@@ -78,19 +79,19 @@ def layers(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, Layer]:
     return by_name
 
 
-def pairs(matrix: np.ndarray) -> np.ndarray:
+def select_pairs(matrix: np.ndarray) -> np.ndarray:
     """The known values [n] of a symmetric matrix above its diagonal."""
     above = matrix[np.triu_indices(len(matrix), 1)]
     return np.asarray(above[~np.isnan(above)])
 
 
-def _alike(matrix: np.ndarray) -> bool:
+def _are_alike(matrix: np.ndarray) -> bool:
     """Whether all pairs of clients have a similarity of 1 up to rounding, or none is known: no structure to draw."""
-    values = pairs(matrix)
+    values = select_pairs(matrix)
     return not len(values) or bool(np.abs(values - 1).max() <= _ROUNDING)
 
 
-def _cosines(weights: np.ndarray) -> np.ndarray:
+def _compute_cosines(weights: np.ndarray) -> np.ndarray:
     """The cosines between the rows [m, n], [m, m]."""
     flat = weights.astype(np.float64) if weights.size < _MANY else weights
     gram = flat @ flat.T
@@ -98,23 +99,23 @@ def _cosines(weights: np.ndarray) -> np.ndarray:
     return np.asarray(gram / np.maximum(norms[:, np.newaxis] * norms, np.finfo(np.float64).tiny))
 
 
-def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str], size: int) -> Curves:
+def _plot_cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str], size: int) -> Curves:
     """The mean cosine over all pairs of clients, or of some, for each of these layers by round."""
-    most = _affordable(size, len(checkpoints))
+    most = _count_affordable_clients(size, len(checkpoints))
     if len(checkpoints) > 3 and most < _FEW:  # of large models rather fewer rounds
         checkpoints = spread_over(checkpoints, 3)
-        most = _affordable(size, len(checkpoints))
+        most = _count_affordable_clients(size, len(checkpoints))
     means: dict[str, list[float]] = {name: [] for name in names}
-    clients = some_clients(checkpoints[-1], most)
+    clients = choose_clients(checkpoints[-1], most)
     for checkpoint in checkpoints:
-        by_name = layers(checkpoint, clients)
+        by_name = read_layers(checkpoint, clients)
         for name, values in means.items():
-            values.append(float(pairs(_cosines(by_name[name].weights)).mean()))
+            values.append(float(select_pairs(_compute_cosines(by_name[name].weights)).mean()))
     rounds = np.array([checkpoint.number for checkpoint in checkpoints])
     return Curves(
         name="layer_cosines_over_rounds",
         title=f"{_COSINE_TITLE} over rounds",
-        caption=f"Mean over all pairs of clients. {which_clients(checkpoints[-1], clients)}".strip(),
+        caption=f"Mean over all pairs of clients. {describe_chosen_clients(checkpoints[-1], clients)}".strip(),
         y_label="mean cosine",
         curves=tuple(
             Curve(name, rounds, np.array(values), style=style) for style, (name, values) in enumerate(means.items())
@@ -122,19 +123,19 @@ def _cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]
     )
 
 
-def _model_size(checkpoint: Checkpoint) -> int:
+def _count_model_values(checkpoint: Checkpoint) -> int:
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
     model = comparable_model(checkpoint)
     models = [assembled(checkpoint, model, state) for state in client_states(checkpoint, firsts)]
     return max(1, *(sum(array.size for array in arrays.values()) for arrays in models))
 
 
-def _affordable(size: int, count: int) -> int:
+def _count_affordable_clients(size: int, count: int) -> int:
     """Number of clients whose models of this size are read from each of `count` checkpoints."""
     return max(2, min(MOST_CLIENTS, _MOST_IN_MEMORY // size, _MOST_READ // (size * count)))
 
 
-def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
+def plot_cka(run: Run) -> list[Matrices | Curves | Missing]:
     """CKA of every two clients for some layers of the last probe, and the mean for all layers and probes.
 
     Raises:
@@ -147,26 +148,26 @@ def cka_figures(run: Run) -> list[Matrices | Curves | Missing]:
     last = probes[-1]
     if not last.layers:
         return [Missing(_CKA_TITLE, f"the probe of round {last.round} has noted the outputs of no layer")]
-    if all(_alike(layer.cka) for probe in probes for layer in probe.layers.values()):
+    if all(_are_alike(layer.cka) for probe in probes for layer in probe.layers.values()):
         return [Missing(_CKA_TITLE, _SAME)]
-    matrices = _layer_matrices(
+    matrices = _plot_layer_matrices(
         "layer_cka",
         f"{_CKA_TITLE}, round {last.round}",
         f"Between the outputs of a layer of two clients' models for the same {last.samples} test samples.",
         "CKA",
         {name: (layer.clients, layer.cka) for name, layer in last.layers.items()},
     )
-    return [matrices, _through_layers(probes)]
+    return [matrices, _plot_cka_by_layer(probes)]
 
 
-def _through_layers(probes: Sequence[probe_file.Probe]) -> Curves:
+def _plot_cka_by_layer(probes: Sequence[probe_file.Probe]) -> Curves:
     """Mean CKA over pairs of clients from the first layer to the last, with a band for the last probe."""
     names = tuple(dict.fromkeys(name for probe in probes for name in probe.layers))
     x = np.arange(1, len(names) + 1)
     curves = []
     for style, probe in enumerate(probes):
-        values = [pairs(probe.layers[name].cka) if name in probe.layers else np.empty(0) for name in names]
-        low, mean, high = np.array([_middle_and_mean(of_layer) for of_layer in values]).T
+        values = [select_pairs(probe.layers[name].cka) if name in probe.layers else np.empty(0) for name in names]
+        low, mean, high = np.array([_compute_quantiles_and_mean(of_layer) for of_layer in values]).T
         curve = Curve(f"round {probe.round}", x, mean, points=np.array(names), style=style)
         curves.append(replace(curve, low=low, high=high) if probe is probes[-1] else curve)
     return Curves(
@@ -180,7 +181,7 @@ def _through_layers(probes: Sequence[probe_file.Probe]) -> Curves:
     )
 
 
-def _middle_and_mean(values: np.ndarray) -> tuple[float, float, float]:
+def _compute_quantiles_and_mean(values: np.ndarray) -> tuple[float, float, float]:
     """The 5th percentile, the mean and the 95th percentile; NaN without values."""
     if not len(values):
         return np.nan, np.nan, np.nan
@@ -188,7 +189,7 @@ def _middle_and_mean(values: np.ndarray) -> tuple[float, float, float]:
     return float(low), float(values.mean()), float(high)
 
 
-def _layer_matrices(
+def _plot_layer_matrices(
     name: str, title: str, caption: str, value_label: str, by_layer: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> Matrices | Missing:
     """Matrices of some layers that are not alike in all clients, each on a scale of its own, without the diagonal of 1.
@@ -196,7 +197,7 @@ def _layer_matrices(
     Args:
         by_layer: the ids [m] of clients and the matrix [m, m].
     """
-    names = [layer for layer, (_, values) in by_layer.items() if not _alike(values)]
+    names = [layer for layer, (_, values) in by_layer.items() if not _are_alike(values)]
     if not names:
         return Missing(title, _SAME)
     if alike := [layer for layer in by_layer if layer not in names]:
