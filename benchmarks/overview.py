@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.table import closeness, comma_separated, entries, metric_of
+from pflmpi.analysis.table import comma_separated, entries, metric_of, rate_difference
 from pflmpi.config.sections import by_key
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, cells, folder, load
@@ -64,7 +64,7 @@ def _read(path: Path) -> list[Line]:
 def _fit(line: Line) -> str:
     if metric_of(line["metric"]).unit != "percent" or not line["published"]:
         return ""
-    return closeness(_difference(line), float(line["published_spread"]) if line["published_spread"] else None)
+    return rate_difference(_difference(line), float(line["published_spread"]) if line["published_spread"] else None)
 
 
 def _difference(line: Line) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.comparable import with_later
+from pflmpi.analysis.comparable import add_later_defaults
 from pflmpi.analysis.run import Run
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
@@ -53,7 +53,7 @@ def bisect(first: Run, second: Run) -> Bisection:
         digests = {run.round(common[place]).digest() for run in (first, second)}
         return len(digests) > 1
 
-    figures, last = _first_figures(first, second), len(common) - 1
+    figures, last = _find_first_differing_metrics(first, second), len(common) - 1
     if not differs(last):
         return Bisection(common[last], None, figures)
     low, high = -1, last  # the round at `low` is the same, that at `high` differs
@@ -63,7 +63,7 @@ def bisect(first: Run, second: Run) -> Bisection:
     return Bisection(common[low] if low >= 0 else None, common[high], figures)
 
 
-def _first_figures(first: Run, second: Run) -> int | None:
+def _find_first_differing_metrics(first: Run, second: Run) -> int | None:
     metrics = first.verified_metrics, second.verified_metrics
     names = [name for name in metrics[0].names if name in metrics[1].names]
     compared = [name for name in names if not any(part in name for part in _NOT_FIGURES)]
@@ -84,20 +84,20 @@ def differing_arrays(first: Checkpoint, second: Checkpoint) -> tuple[list[str], 
     clients: dict[int, list[str]] = {}
     length = min(run_folder.block_length(checkpoint.run, checkpoint.number) for checkpoint in (first, second))
     for start in range(0, most, length):
-        states = [_states(checkpoint, start, length) for checkpoint in (first, second)]
+        states = [_read_states(checkpoint, start, length) for checkpoint in (first, second)]
         for client in sorted(states[0].keys() | states[1].keys()):
-            if paths := _differing(*(state.get(client, {}) for state in states)):
+            if paths := _find_differing_paths(*(state.get(client, {}) for state in states)):
                 clients[client] = paths
-    return _differing(dict(first.server), dict(second.server)), clients
+    return _find_differing_paths(dict(first.server), dict(second.server)), clients
 
 
-def _states(checkpoint: Checkpoint, start: int, length: int) -> dict[int, dict[str, np.ndarray]]:
+def _read_states(checkpoint: Checkpoint, start: int, length: int) -> dict[int, dict[str, np.ndarray]]:
     """What some clients keep, by id and path."""
     ids = np.arange(start, min(start + length, checkpoint.num_clients))
     return run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
 
 
-def _differing(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:
+def _find_differing_paths(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:
     return [path for path in sorted(first.keys() | second.keys()) if _bits(first.get(path)) != _bits(second.get(path))]
 
 
@@ -107,7 +107,7 @@ def _bits(array: np.ndarray | None) -> Any:
 
 def differing_settings(first: Run, second: Run) -> Iterator[tuple[str, Any, Any]]:
     """Yield what differs in configuration, hashes of data and code, device and versions: key, and both values."""
-    sides = [with_later(by_key(run.config)) for run in (first, second)]
+    sides = [add_later_defaults(by_key(run.config)) for run in (first, second)]
     for key in sorted((sides[0].keys() | sides[1].keys()) - _OF_A_RUN):
         if sides[0].get(key) != sides[1].get(key):
             yield key, sides[0].get(key), sides[1].get(key)

@@ -23,7 +23,7 @@ _NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that
 _WHERE_ONLY = ("data.root", "data.download", "data.path", "data.resident", "partition.path", "model.check")
 
 
-def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
+def open_comparable_runs(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
     """The runs that can be compared with the first readable one, and what is left out and why.
 
     Damaged checkpoints of the runs are among the problems; the rest of such a run is shown.
@@ -44,7 +44,7 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
             reason = why_incomparable(runs[0], run) if runs else None
             if reason is None:
                 runs.append(run)
-                problems += damaged(run)
+                problems += find_damage(run)
             else:
                 problems.append(f"{path} cannot be compared with {runs[0].path}: {reason}; report it by itself")
         step()
@@ -66,18 +66,18 @@ def why_incomparable(first: Run, other: Run) -> str | None:
     a, b = first.recorded, other.recorded
     another_seed = first.config.get("seed") != other.config.get("seed")
     if a.get("data") != b.get("data"):
-        reason = _differences(first, other, ("data",))
+        reason = _format_differences(first, other, ("data",))
         # The seed chooses the samples of a limited dataset; otherwise it has no part in the data.
         if reason or not (another_seed and first.config.get("data", {}).get("limit")):
-            return reason or _hashes("data", a, b)
+            return reason or _format_hash_difference("data", a, b)
     if a.get("partition") == b.get("partition"):
         return None
-    reason = _differences(first, other, ("data", "partition"))
-    drawn = another_seed and not ("partition" in _of_files(first) and "partition" in _of_files(other))
-    return reason or (None if drawn else _hashes("partition", a, b))
+    reason = _format_differences(first, other, ("data", "partition"))
+    drawn = another_seed and not ("partition" in _list_user_files(first) and "partition" in _list_user_files(other))
+    return reason or (None if drawn else _format_hash_difference("partition", a, b))
 
 
-def damaged(run: Run) -> list[str]:
+def find_damage(run: Run) -> list[str]:
     """What a report leaves out of a run: rounds with files that are damaged, foreign or, the newest's, lost."""
     problems = [problem for number in run.rounds if (problem := truncated_problem(round_path(run.path, number)))]
     unread = []
@@ -96,13 +96,13 @@ def damaged(run: Run) -> list[str]:
     return problems
 
 
-def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
+def _format_differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
     options = differing(decisive_options(first), decisive_options(other)).items()
     texts = [f"{key} is {b!r} and not {a!r}" for key, (a, b) in options if key.partition(".")[0] in sections]
     return ", ".join(texts) or None
 
 
-def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
+def _format_hash_difference(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
     expected, actual = (str(recorded.get(what))[:12] for recorded in (a, b))
     return f"the hash of the {what} is {actual} and not {expected} (recorded.{what})"
 
@@ -123,7 +123,7 @@ def differing_options(runs: Sequence[Run]) -> TextsByName:
     }
 
 
-def compared_options(runs: Sequence[Run]) -> TextsByName:
+def list_compared_options(runs: Sequence[Run]) -> TextsByName:
     """Options with different values among the runs that have them; "" for a run that has not."""
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
@@ -158,11 +158,11 @@ def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:
 def decisive_options(run: Run) -> dict[str, Any]:
     """The options of a run that results depend on, by `section.key`, with hashes of the user's files and code."""
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
-    files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _of_files(run)}
-    return {**decisive(run.config), **files, **code}
+    files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _list_user_files(run)}
+    return {**select_decisive_options(run.config), **files, **code}
 
 
-def _of_files(run: Run) -> list[str]:
+def _list_user_files(run: Run) -> list[str]:
     """Of data and partition, those in files of the user whose hash has nothing of the seed."""
     data, partition = run.config.get("data", {}), run.config.get("partition", {})
     if data.get("limit"):  # the seed chooses the samples
@@ -171,13 +171,13 @@ def _of_files(run: Run) -> list[str]:
     return [name for name, path in (("data", data.get("path")), ("partition", saved)) if path]
 
 
-def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+def select_decisive_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a configuration that results depend on, with defaults of those that a run may be too old for."""
     options = by_key({key: value for key, value in config.items() if key not in _NOT_COMPARED})
-    return {key: value for key, value in with_later(options).items() if key not in _WHERE_ONLY}
+    return {key: value for key, value in add_later_defaults(options).items() if key not in _WHERE_ONLY}
 
 
-def with_later(options: Mapping[str, Any]) -> dict[str, Any]:
+def add_later_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by `section.key` with those that came after the run, whose defaults are what it did."""
     return {**options, **{key: value for key, value in _defaults().items() if key not in options}}
 

@@ -49,20 +49,20 @@ def difference(
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    first, second = (_leaves(checkpoint) for checkpoint in (before, after))
+    first, second = (_collect_leaves(checkpoint) for checkpoint in (before, after))
     names = [name for side in ("server/", "clients/") for name in sorted(first | second) if name.startswith(side)]
     written = after.written_since(before)
     changes = []
     for done, name in enumerate(names, 1):
-        changes.append(_change(name, first.get(name), second.get(name), written))
+        changes.append(_compute_change(name, first.get(name), second.get(name), written))
         step(done, len(names))
     return changes
 
 
-def relative(before: np.ndarray, after: np.ndarray) -> float:
+def relative_change(before: np.ndarray, after: np.ndarray) -> float:
     """||after - before|| / ||before|| in float64; 0 where both are zero.
 
-    >>> relative(np.array([3.0, 4.0]), np.array([3.0, 3.0]))
+    >>> relative_change(np.array([3.0, 4.0]), np.array([3.0, 3.0]))
     0.2
     """
     first = np.asarray(before, np.float64)
@@ -73,32 +73,32 @@ def relative(before: np.ndarray, after: np.ndarray) -> float:
     return apart / size if size else float("inf")
 
 
-def _leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
+def _collect_leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
     sides: dict[str, Mapping[str, Leaf]] = {"server": checkpoint.server, "clients": checkpoint.clients}
     return {f"{side}/{path}": leaf for side, leaves in sides.items() for path, leaf in leaves.items()}
 
 
-def _change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndarray) -> Change:
+def _compute_change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndarray) -> Change:
     shapes = (None if before is None else before.shape, None if after is None else after.shape)
     rows = before if after is None else after
     count = len(rows) if isinstance(rows, LeafRows) else 0
     if before is None or after is None or before.shape != after.shape:
         return Change(name, *shapes, count or None, max(count, 1), float("nan"), float("nan"))
     if not isinstance(after, LeafRows):
-        apart = relative(np.asarray(before), after)
-        return Change(name, *shapes, None, int(not _same(np.asarray(before), after)), apart, apart)
+        apart = relative_change(np.asarray(before), after)
+        return Change(name, *shapes, None, int(not _are_identical(np.asarray(before), after)), apart, apart)
     all_apart, changed = np.zeros(count), 0
     positions = np.flatnonzero(written[after.clients])
     width = max(1, _BYTES_AT_ONCE * count // max(after.nbytes, 1))
     for start in range(0, len(positions), width):
         chosen = positions[start : start + width]
         for position, old, new in zip(chosen, before[chosen], after[chosen], strict=True):
-            all_apart[position] = relative(old, new)
-            changed += not _same(old, new)
+            all_apart[position] = relative_change(old, new)
+            changed += not _are_identical(old, new)
     where = int(after.clients[np.nanargmax(all_apart)]) if changed and not np.isnan(all_apart).all() else None
     mean, largest = (float(all_apart.mean()), float(all_apart.max())) if count else (0.0, 0.0)
     return Change(name, *shapes, count or None, changed, mean, largest, where)
 
 
-def _same(before: np.ndarray, after: np.ndarray) -> bool:
+def _are_identical(before: np.ndarray, after: np.ndarray) -> bool:
     return before.dtype == after.dtype and before.tobytes() == after.tobytes()

@@ -13,7 +13,7 @@ from pflmpi.text import for_shell
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedFile:
     """One file, after every byte of it has been read.
 
     Attributes:
@@ -33,7 +33,7 @@ def files(run: Path) -> list[Path]:
     return [*shards, *(round_path(run, round) for round in rounds(run)), *probes, *modules]
 
 
-def check(run: Path) -> Iterator[Checked]:
+def check(run: Path) -> Iterator[CheckedFile]:
     """Check the text files and then each of `files`; a file that a running run deletes is left out.
 
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
@@ -42,7 +42,7 @@ def check(run: Path) -> Iterator[Checked]:
     texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
     for path in [*texts, *files(run)]:
         try:
-            problems = _problems(run, path, good)
+            problems = _find_problems(run, path, good)
         except CheckpointError as error:
             problems = [str(error)]
         if not problems:
@@ -53,10 +53,10 @@ def check(run: Path) -> Iterator[Checked]:
             if path not in texts or not problems:
                 continue
             length = 0
-        yield Checked(path, length, problems)
+        yield CheckedFile(path, length, problems)
 
 
-def _problems(run: Path, path: Path, good: set[Path]) -> list[str]:
+def _find_problems(run: Path, path: Path, good: set[Path]) -> list[str]:
     """What is wrong with a file, one line each; `CheckpointError` where it is one thing alone."""
     if path == config_file.path(run):
         if not path.exists():

@@ -19,7 +19,9 @@ _SERVER = "server/"  # before the paths of what the server keeps
 _AT_ONCE = 4  # checkpoints whose layouts are in memory
 
 
-def dataset(opened: Callable[[int], Checkpoint], rounds: Sequence[int], leaves: Iterable[str] | None) -> xarray.Dataset:
+def open_dataset(
+    opened: Callable[[int], Checkpoint], rounds: Sequence[int], leaves: Iterable[str] | None
+) -> xarray.Dataset:
     """What `Run.to_xarray` returns.
 
     Args:
@@ -78,7 +80,7 @@ class _OverRounds(BackendArray):
             return self._of_round(int(numbers), rest)
         if not len(numbers):
             nothing = np.broadcast_to(np.zeros((), self.dtype), self.shape[1:])
-            return np.empty((0, *_at(nothing, rest).shape), self.dtype)
+            return np.empty((0, *_index_axes(nothing, rest).shape), self.dtype)
         return np.stack([self._of_round(int(number), rest) for number in numbers])
 
     def _of_round(self, number: int, index: Sequence[Any]) -> np.ndarray:
@@ -90,10 +92,10 @@ class _OverRounds(BackendArray):
                 f"{self._path} of round {number} is {shape}, and {list(self.shape[1:])} in round {self._rounds[0]}; "
                 "choose rounds in which it is the same"
             )
-        return _at(leaf, index)
+        return _index_axes(leaf, index)
 
 
-def _at(array: Any, index: Sequence[Any]) -> np.ndarray:
+def _index_axes(array: Any, index: Sequence[Any]) -> np.ndarray:
     """The values at an index for each axis, one axis after the other; of the first only the rows named are read."""
     values, axis = array, 0
     for of_axis in index:

@@ -19,27 +19,27 @@ from pflmpi.text import short_repr
 CONFIDENCE = 0.95  # of intervals
 
 
-def columns(metrics: Metrics) -> dict[str, np.ndarray]:
+def parse_columns(metrics: Metrics) -> dict[str, np.ndarray]:
     """Verified metrics by column, each [rounds].
 
     Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. Where the
     figures of rounds are lost, all but `round` are float64, and NaN there.
     """
     rows = [text.split(",") for text in metrics.texts]
-    columns = {name: _numbers(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
+    columns = {name: _parse_column(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
     if metrics.lost:
         unknown = columns["round"] <= metrics.lost
         columns |= {name: np.where(unknown, np.nan, columns[name]) for name in columns if name != "round"}
     return columns
 
 
-def last(values: np.ndarray) -> float:
+def find_last_value(values: np.ndarray) -> float:
     """The last value of a column that is not NaN; NaN if all are."""
     measured = values[~np.isnan(values)]
     return float(measured[-1]) if len(measured) else float("nan")
 
 
-def best(
+def find_best_round(
     columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(None), measure: MainMeasure = ACCURACY
 ) -> int | None:
     """The place of the best round by a measure, of validation samples where there are some; None without any.
@@ -64,7 +64,7 @@ def interval(values: ArrayLike) -> np.ndarray:
     return np.asarray(quantile * values.std(0, ddof=1) / len(values) ** 0.5)
 
 
-def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
+def _parse_column(name: str, texts: Sequence[str]) -> np.ndarray:
     if metrics_file.is_count(name):
         return np.array([int(text) for text in texts], np.int64)
     return np.array([float(text or "nan") for text in texts], np.float64)
@@ -86,7 +86,7 @@ class CostTo:
     down_bytes: int
 
 
-def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "accuracy_mean") -> CostTo | None:
+def compute_cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "accuracy_mean") -> CostTo | None:
     """The cost until the first round that reaches a target; None if none does, or figures of rounds before are lost.
 
     Args:

@@ -39,7 +39,7 @@ class ClientState:
     received: Flat
 
 
-def client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[ClientState]:
+def read_client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[ClientState]:
     """State of some existing clients.
 
     Raises:
@@ -70,16 +70,16 @@ def personal_model(checkpoint: Checkpoint, state: ClientState) -> Flat:
     if isinstance(personal, NotAModel):
         name = short_name(str(checkpoint.attributes["algorithm_class"]))
         raise ConfigError(f"a client of {name} predicts with {personal.why}, which is not one model; choose a part")
-    return assembled(checkpoint, personal, state)
+    return assemble_model(checkpoint, personal, state)
 
 
-def comparable_model(checkpoint: Checkpoint) -> ModelExpression:
+def get_comparable_model(checkpoint: Checkpoint) -> ModelExpression:
     """Description of the model by which clients are compared: what they predict with, or what that is built on."""
     personal = checkpoint.personal
     return personal.nearest if isinstance(personal, NotAModel) else personal
 
 
-def assembled(checkpoint: Checkpoint, model: ModelExpression, state: ClientState) -> Flat:
+def assemble_model(checkpoint: Checkpoint, model: ModelExpression, state: ClientState) -> Flat:
     """A flat model, put together as described.
 
     Raises:
@@ -90,14 +90,14 @@ def assembled(checkpoint: Checkpoint, model: ModelExpression, state: ClientState
     # PyTorch makes a boolean times a number float32, as here; NumPy would make it float64.
     kept = {path: array.astype(np.float32) if array.dtype == bool else array for path, array in state.kept.items()}
     try:
-        return dict(_leaves(assemble(model, _nested(kept), _nested(state.received))))
+        return dict(_flatten(assemble(model, _unflatten(kept), _unflatten(state.received))))
     except KeyError as error:
         raise CheckpointError(
             f"{checkpoint.path} describes models with {error}, which client {state.client} does not keep"
         ) from error
 
 
-def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _unflatten(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for path, array in flat.items():
         *parents, name = path.split("/")
@@ -108,10 +108,10 @@ def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return nested
 
 
-def _leaves(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}/")
+            yield from _flatten(value, f"{prefix}{name}/")
         else:
             yield prefix + name, np.asarray(value)
 
@@ -126,44 +126,44 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
         CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
         ConfigError: it keeps no such part, or does not predict with a model alone.
     """
-    (state,) = client_states(checkpoint, [client])
-    head = _head(checkpoint, client)
+    (state,) = read_client_states(checkpoint, [client])
+    head = _find_head_name(checkpoint, client)
     if leaf is not None:
-        return names(_part(state.kept, leaf, f"client {client} keeps"), head)
+        return to_module_names(_select_part(state.kept, leaf, f"client {client} keeps"), head)
     try:
-        return _as_in_module(checkpoint, client, personal_model(checkpoint, state), head)
+        return _build_state_dict(checkpoint, client, personal_model(checkpoint, state), head)
     except ConfigError as error:
-        others = f"of it with --leaf: {_parts(state.kept)}; or of the server's with --server"
+        others = f"of it with --leaf: {_list_parts(state.kept)}; or of the server's with --server"
         raise ConfigError(f"{error} {others}") from error
 
 
 def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
     """What the server keeps, or a part of it, by module names; see `client_state`."""
-    return names(_part(checkpoint.server, leaf or ".", "the server keeps"))
+    return to_module_names(_select_part(checkpoint.server, leaf or ".", "the server keeps"))
 
 
-def names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
+def to_module_names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
     """Arrays by the names that they have in a module; see `module_names`."""
     called = module_names(flat, head)
     return {called[path]: array for path, array in flat.items()}
 
 
-def _as_in_module(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
+def _build_state_dict(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
     """The whole state dict of a client's module from outside; other models by the names of their arrays."""
-    entries = module_file.read(checkpoint.run, client % len(_models(checkpoint)))
-    described = head is not None or _model(checkpoint, client).get("trainable") is not None
+    entries = module_file.read(checkpoint.run, client % len(_read_model_sections(checkpoint)))
+    described = head is not None or _read_model_section(checkpoint, client).get("trainable") is not None
     if entries is None and "modules" in checkpoint.attributes and described:
         lost = module_file.path(checkpoint.run)
         raise CheckpointError(f"{lost} is missing, which has the names and constants of state dicts; copy it again")
     if entries is None:
-        return names(flat, head)
+        return to_module_names(flat, head)
     if not {*entries.paths.values()} - {CONSTANT, FROM_FILE} <= flat.keys():
-        return names(flat, head)
-    others = {**entries.constants, **(_of_weights_file(checkpoint, entries) if entries.weights else {})}
+        return to_module_names(flat, head)
+    others = {**entries.constants, **(_read_weights_file(checkpoint, entries) if entries.weights else {})}
     return {name: others[name] if name in others else flat[path] for name, path in entries.paths.items()}
 
 
-def _of_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
+def _read_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
     """The frozen arrays of a model that its weights file has.
 
     Raises:
@@ -182,24 +182,24 @@ def _of_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
     return {name: state[name].float().numpy() for name, place in entries.paths.items() if place == FROM_FILE}
 
 
-def _head(checkpoint: Checkpoint, client: int) -> str | None:
+def _find_head_name(checkpoint: Checkpoint, client: int) -> str | None:
     """The name of the head in a client's model where its configuration says one."""
-    model = _model(checkpoint, client)
+    model = _read_model_section(checkpoint, client)
     return model.get("head") if outside.is_reference(str(model.get("name"))) else None
 
 
-def _model(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
-    models = _models(checkpoint)
+def _read_model_section(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
+    models = _read_model_sections(checkpoint)
     return models[client % len(models)]
 
 
-def _models(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+def _read_model_sections(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     models = yaml_file.parse_mapping(str(checkpoint.attributes["config"]), "the configuration").get("model")
     sections = models if isinstance(models, list) else [models]
     return [section if isinstance(section, dict) else {} for section in sections] or [{}]
 
 
-def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
+def _select_part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
     """All arrays for ".", those below a path by the rest of theirs, one array by its last name."""
     path = leaf if leaf == "." or leaf in state else leaf.replace(".", "/")
     if path in state:
@@ -207,9 +207,9 @@ def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
     below = "" if path == "." else f"{path}/"
     part = {name.removeprefix(below): array for name, array in state.items() if name.startswith(below)}
     if not part:
-        raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_parts(state)}")
+        raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_list_parts(state)}")
     return part
 
 
-def _parts(state: Mapping[str, np.ndarray]) -> str:
+def _list_parts(state: Mapping[str, np.ndarray]) -> str:
     return ", ".join(sorted({path.partition("/")[0] for path in state})) or "nothing"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.model import client_states
+from pflmpi.analysis.model import read_client_states
 from pflmpi.data.federation import Federation
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import build
@@ -65,22 +65,22 @@ class PersonalModule(nn.Module):
         return self._algorithm.predict(task, state, as_messages(received), task.prepare(x))
 
 
-def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int) -> PersonalModule:
+def build_personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int) -> PersonalModule:
     """The module of a client, on the host and ready to predict.
 
     Raises:
         CheckpointError: there is no such client, or a file is damaged.
     """
-    (kept,) = client_states(checkpoint, [client])
+    (kept,) = read_client_states(checkpoint, [client])
     setup, group = build.setup(experiment, 1, 1), np.array([client])
-    state = _tree(kept.kept)
+    state = _to_tree(kept.kept)
     for part in (ANSWERED, RESIDUAL, OPTIMIZER):
         state.pop(part, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
         del state[RECEIVED]
     else:  # what it was tested with was the newest reply, which follows from the server's state
-        published = setup.algorithm.publish(setup.task, _tree(checkpoint.server), group)
+        published = setup.algorithm.publish(setup.task, _to_tree(checkpoint.server), group)
         reply = send_down(InProcessTransport(), setup.declared, published, [[group]])
         rows = reply.for_clients(group, setup.algorithm.predicts_with)
         received = tree.map(lambda leaf: leaf[0], {**rows})
@@ -89,7 +89,7 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     return PersonalModule(setup.algorithm, experiment.tasks[int(experiment.cohort[client])], state, received).eval()
 
 
-def _tree(flat: Mapping[str, np.ndarray]) -> Tree:
+def _to_tree(flat: Mapping[str, np.ndarray]) -> Tree:
     return tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
 
 
@@ -107,7 +107,7 @@ class ClientSamples(NamedTuple):
     test: Samples
 
 
-def client_samples(run: Path, federation: Federation, client: int) -> ClientSamples:
+def copy_client_samples(run: Path, federation: Federation, client: int) -> ClientSamples:
     """Copies of the samples of a client; `CheckpointError` where the run has no such client."""
     if not 0 <= client < federation.num_clients:
         raise CheckpointError(f"{run} has clients 0 to {federation.num_clients - 1}; client {client} was requested")

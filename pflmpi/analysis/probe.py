@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.model import assembled, client_states, comparable_model
+from pflmpi.analysis.model import assemble_model, get_comparable_model, read_client_states
 from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment
@@ -54,28 +54,29 @@ def compare_layers(
         update: called with how many clients are done, of how many.
     """
     products: dict[str, dict[int, np.ndarray]] = {}  # layer -> client -> [n, n]
-    description, states = comparable_model(checkpoint), client_states(checkpoint, clients.tolist())
+    description, states = get_comparable_model(checkpoint), read_client_states(checkpoint, clients.tolist())
     first = experiment.tasks[0]
     x = first.prepare(torch.from_numpy(experiment.federation.dataset.images[samples]).to(first.device))
     for done, state in enumerate(states, 1):
         task = experiment.tasks[int(experiment.cohort[state.client])]
-        flat = assembled(checkpoint, description, state)
+        flat = assemble_model(checkpoint, description, state)
         model = tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
 
         def note(layer: str, output: Tensor, client: int = state.client) -> None:
-            products.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
+            products.setdefault(layer, {})[client] = u_center(_compute_gram_matrix(output)).astype(np.float32)
 
-        activations(task.architecture, task.whole(tree.to(model, task.device)), x, note)
+        record_activations(task.architecture, task.whole(tree.to(model, task.device)), x, note)
         update(done, len(states))
     return {
         layer: LayerSimilarity(
-            np.array(sorted(of_layer), np.int64), cka(np.stack([of_layer[client] for client in sorted(of_layer)]))
+            np.array(sorted(of_layer), np.int64),
+            compute_cka(np.stack([of_layer[client] for client in sorted(of_layer)])),
         )
         for layer, of_layer in products.items()
     }
 
 
-def activations(architecture: Architecture, model: Tree, x: Tensor, see: Callable[[str, Tensor], None]) -> None:
+def record_activations(architecture: Architecture, model: Tree, x: Tensor, see: Callable[[str, Tensor], None]) -> None:
     """Run a model's prediction on a batch and pass each layer's output to `see`, in order.
 
     Args:
@@ -107,7 +108,7 @@ class _LayerOutputs(TorchFunctionMode):
         return result
 
 
-def centred(gram: np.ndarray) -> np.ndarray:
+def u_center(gram: np.ndarray) -> np.ndarray:
     """The U-centred matrix of the products of n samples, [n, n] float64, with 0 on the diagonal.
 
     With it <A, B> / (n (n - 3)) is the unbiased HSIC_1 of Song et al., Feature Selection via Dependence Maximization,
@@ -126,14 +127,14 @@ def centred(gram: np.ndarray) -> np.ndarray:
     return apart if np.abs(apart).max() > _ROUNDING * np.abs(gram).max() else np.zeros_like(apart)
 
 
-def cka(matrices: np.ndarray) -> np.ndarray:
+def compute_cka(matrices: np.ndarray) -> np.ndarray:
     """CKA of every two layers, [m, m]: 1 alike, about 0 unrelated, NaN where one's output is constant.
 
     Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019, with unbiased HSIC as in
     Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, eq. 2: it may be slightly below 0.
 
     Args:
-        matrices: [m, n, n] from `centred`, over the same samples.
+        matrices: [m, n, n] from `u_center`, over the same samples.
     """
     flat = matrices.reshape(len(matrices), -1).astype(np.float64)
     products = flat @ flat.T
@@ -142,7 +143,7 @@ def cka(matrices: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0))
 
 
-def _products(output: Tensor) -> np.ndarray:
+def _compute_gram_matrix(output: Tensor) -> np.ndarray:
     """Inner products [B, B] of a layer's outputs for each sample, less their mean."""
     flat = output.flatten(1).float()
     mean = flat.mean(0)

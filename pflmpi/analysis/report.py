@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.analysis import figures, summary
-from pflmpi.analysis.comparable import main_measure, readable, seed_groups, unlike_lengths, yaml_text
+from pflmpi.analysis.comparable import main_measure, open_comparable_runs, seed_groups, unlike_lengths, yaml_text
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
@@ -39,7 +39,7 @@ def write_report(
 
     Args:
         update: called with how many steps are done, of how many.
-        targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
+        targets: accuracies, as shares, until which the cost is shown; by default those of `choose_targets`.
         pictures, whole: see `draw_figures`.
         reload, made: see `html.build_page`.
 
@@ -55,7 +55,7 @@ def write_report(
         done += 1
         update(done, total)
 
-    readable_runs, problems = readable(paths, step)
+    readable_runs, problems = open_comparable_runs(paths, step)
     if not readable_runs:
         raise CheckpointError("; ".join(problems))
     runs = named(readable_runs)
@@ -64,8 +64,8 @@ def write_report(
     with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        lines = summary.summaries(runs, targets or summary.targets_of(readable_runs))
-        table = [list(lines[0]), *(list(summary.texts(line).values()) for line in lines)]
+        lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
+        table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
         (out / "runs.csv").write_text(format_csv(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
@@ -73,15 +73,15 @@ def write_report(
             details.append(plots)
             problems += unread
             step()
-        sections = _sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
+        sections = _build_sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.build_page(title, _about(runs), problems, sections, made, reload)
+        text = html.build_page(title, _describe_data(runs), problems, sections, made, reload)
         atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
-        _remove(out, _linked_files(former) - _linked_files(text))
+        _delete_files(out, _find_linked_files(former) - _find_linked_files(text))
     return problems
 
 
-def _sections(
+def _build_sections(
     runs: Sequence[NamedRun],
     groups: Sequence[SeedGroup],
     lines: Sequence[Line],
@@ -96,10 +96,10 @@ def _sections(
         draw: draws figures into a folder.
     """
     lengths = [f"{line}." for line in unlike_lengths(groups)]
-    text = " ".join([*(text for run in runs for text in _sentences(run, runs)), *lengths, describe_gains(runs)])
+    text = " ".join([*(text for run in runs for text in _describe_run(run, runs)), *lengths, describe_gains(runs)])
     measure = main_measure([named_run.run for named_run in runs])
-    table = runs_table(summary.over_seeds(runs, lines), measure.lower)
-    sections = [Section("Runs", text, table, [("What the columns are", summary.explained(measure))])]
+    table = build_runs_table(summary.over_seeds(runs, lines), measure.lower)
+    sections = [Section("Runs", text, table, [("What the columns are", summary.describe_columns(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.make_multiples([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
     questions = {**figures.make_comparison_figures(runs, groups), "Clients and layers over rounds": multiples}
@@ -115,16 +115,16 @@ def _sections(
         drawn = draw(plots, f"{_FIGURES}/{number:02d}-{name}")
         text = str(run.run.path) + (f", the first of {seeds} that differ in the seed alone" if seeds > 1 else "")
         singles.append(Section(run.label, text, figures=drawn, closed=True))
-    if len(runs) > 1 and (missing := _missing(singles)):
+    if len(runs) > 1 and (missing := _pop_missing(singles)):
         singles = [section for section in singles if section.figures]
         singles.append(Section("Not shown of single runs", missing))
     if others := ", ".join(group.title for group in groups[figures.MOST_DETAILED :]):
         text = f"Only the first {figures.MOST_DETAILED} runs are shown one by one; report the others by themselves"
         singles.append(Section("Other runs", f"{text}: {others}."))
-    return [*sections, *singles, Section("Settings of the runs", table=settings_table(runs), closed=True)]
+    return [*sections, *singles, Section("Settings of the runs", table=build_settings_table(runs), closed=True)]
 
 
-def _missing(sections: Sequence[Section]) -> str:
+def _pop_missing(sections: Sequence[Section]) -> str:
     """Takes what is missing in single runs out of their sections, as one text: titles, runs, and why."""
     runs: dict[tuple[str, str], list[str]] = {}  # by title and reason
     for section in sections:
@@ -136,11 +136,11 @@ def _missing(sections: Sequence[Section]) -> str:
     return "; ".join(texts) + "." * bool(texts)
 
 
-def _linked_files(page_text: str) -> set[str]:
+def _find_linked_files(page_text: str) -> set[str]:
     return {link for link in _LINK.findall(page_text) if ".." not in link}
 
 
-def _remove(out: Path, files: set[str]) -> None:
+def _delete_files(out: Path, files: set[str]) -> None:
     """Deletes files that only an earlier page linked to, and folders that are empty then."""
     for name in files:
         (out / name).unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def _remove(out: Path, files: set[str]) -> None:
             folder.rmdir()
 
 
-def _sentences(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:
+def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:
     """What there is to say of a run: an early end, its jobs, a parent among the runs, and notes."""
     run, label = named_run.run, named_run.label
     if why := run.stopped_early:
@@ -163,7 +163,7 @@ def _sentences(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:
     yield from (f"{label}: {note}." for note in run.notes)
 
 
-def _about(runs: Sequence[NamedRun]) -> str:
+def _describe_data(runs: Sequence[NamedRun]) -> str:
     config = runs[0].run.config
     names = [str(config.get(section, {}).get("name", "?")) for section in ("data", "partition")]
     clients = config.get("partition", {}).get("clients")
@@ -189,7 +189,7 @@ _HIGHER_IS_BETTER = ("accuracy", "macro", "gain")
 _LOWER_IS_BETTER = ("test loss", "clients below", "rounds to", "time to", "bytes to")
 
 
-def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
+def build_runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     """The lines of runs for readers, with the best values marked, and columns beyond eight by choice.
 
     `runs.csv` has more, in plain bytes, and the whole paths of the folders.
@@ -199,7 +199,7 @@ def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     """
     lines = [{name: line[name] for name in line if summary.column_of(name) not in _NOT_ON_PAGE} for line in lines]
     rows = summary.for_readers(lines)
-    folders = _below_common_folder([row.pop("folder") for row in rows])
+    folders = _shorten_folders([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     of_all = [name for name in options if all(row[name] for row in rows)]
@@ -211,14 +211,14 @@ def runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     marked = [
         (row, column)
         for column, name in enumerate(values)
-        for row in _best(name, [line[name] for line in lines], lower)
+        for row in _find_best_rows(name, [line[name] for line in lines], lower)
     ]
     cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
     optional = [place for place, name in enumerate(columns) if name not in shown]
     return PageTable(columns, cells, long=1, marked=marked, optional=optional)
 
 
-def _best(name: str, values: Sequence[Value], lower: bool) -> list[int]:
+def _find_best_rows(name: str, values: Sequence[Value], lower: bool) -> list[int]:
     """The places of the best values of a column; none where there is nothing to compare, or neither end is better."""
     known = {place: value for place, value in enumerate(values) if not isinstance(value, str) and value == value}
     of_main = summary.column_of(name) in _OF_MAIN
@@ -228,7 +228,7 @@ def _best(name: str, values: Sequence[Value], lower: bool) -> list[int]:
     return [place for place, value in known.items() if value == best]
 
 
-def settings_table(runs: Sequence[NamedRun]) -> PageTable:
+def build_settings_table(runs: Sequence[NamedRun]) -> PageTable:
     """The whole configurations, with what the runs have recorded: a line for each value of a setting, and its runs."""
     owners: dict[str, dict[str, list[str]]] = {}  # key -> value -> labels
     for named_run in runs:
@@ -242,7 +242,7 @@ def settings_table(runs: Sequence[NamedRun]) -> PageTable:
     return PageTable(["setting", "value", "runs"], rows, names=3)
 
 
-def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
+def _shorten_folders(folders: Sequence[str]) -> Sequence[str]:
     """Paths relative to the deepest folder that contains all of them; a lone one is left as it is."""
     if len(set(folders)) == 1:
         return folders

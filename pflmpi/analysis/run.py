@@ -13,8 +13,8 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.clients_table import of_round as clients_of_round
-from pflmpi.analysis.metrics import CostTo, columns, cost_to
+from pflmpi.analysis.clients_table import build_client_columns
+from pflmpi.analysis.metrics import CostTo, compute_cost_to, parse_columns
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError, UserError
@@ -156,7 +156,7 @@ class Run:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The columns of metrics.csv, each [rounds], as they are at the first use; raises as `verified_metrics`."""
-        return columns(self.verified_metrics)
+        return parse_columns(self.verified_metrics)
 
     @cached_property
     def counts(self) -> SampleCounts | None:
@@ -218,7 +218,7 @@ class Run:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        return cost_to(self.columns, target, metric)
+        return compute_cost_to(self.columns, target, metric)
 
     @property
     def metrics(self) -> "np.recarray[Any, Any]":
@@ -248,7 +248,7 @@ class Run:
         """
         pd = needed("pandas", "clients_table()", "pandas")
         numbers = self._checkpoint_rounds(rounds)
-        frames = [pd.DataFrame(clients_of_round(self.round(number))) for number in numbers]
+        frames = [pd.DataFrame(build_client_columns(self.round(number))) for number in numbers]
         table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
         return table
 
@@ -273,7 +273,7 @@ class Run:
         """
         lazy_arrays = needed("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
         paths = [leaves] if isinstance(leaves, str) else leaves
-        arrays: xarray.Dataset = lazy_arrays.dataset(self.round, self._checkpoint_rounds(rounds), paths)
+        arrays: xarray.Dataset = lazy_arrays.open_dataset(self.round, self._checkpoint_rounds(rounds), paths)
         return arrays
 
     def _checkpoint_rounds(self, rounds: Iterable[int] | None) -> list[int]:
@@ -323,9 +323,9 @@ class Run:
         Raises:
             UserError: there is no such client; the data or code of the run is missing, or has changed.
         """
-        from pflmpi.analysis.personal_module import client_samples
+        from pflmpi.analysis.personal_module import copy_client_samples
 
-        return client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
+        return copy_client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
 
     def model(self, client: int, round: int | None = None) -> "nn.Module":
         """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
@@ -336,9 +336,9 @@ class Run:
         Raises:
             UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
         """
-        from pflmpi.analysis.personal_module import personal_module
+        from pflmpi.analysis.personal_module import build_personal_module
 
-        return personal_module(self.round(round), self._experiment, as_integer("client", client))
+        return build_personal_module(self.round(round), self._experiment, as_integer("client", client))
 
     @cached_property
     def _experiment(self) -> "Experiment":

@@ -59,7 +59,7 @@ class Runs(tuple[Run, ...]):
         """The tables of all runs as one, with the folder and the options in which the runs differ before theirs."""
         import pandas
 
-        options = [dict(_flat(decisive_options(run))) for run in self]
+        options = [dict(_flatten(decisive_options(run))) for run in self]
         first = options[0] if options else {}
         keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
         columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
@@ -84,10 +84,10 @@ class Runs(tuple[Run, ...]):
             UserError: pandas is not installed.
         """
         from pflmpi.analysis.selection import named
-        from pflmpi.analysis.summary import over_seeds, summaries
+        from pflmpi.analysis.summary import over_seeds, summarize_runs
 
         runs = named(self)
-        lines = over_seeds(runs, summaries(runs, targets))
+        lines = over_seeds(runs, summarize_runs(runs, targets))
         return needed("pandas", "summary()", "pandas").DataFrame(lines).replace("", None)
 
     @property
@@ -145,9 +145,9 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(runs)
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

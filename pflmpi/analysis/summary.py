@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.comparable import compared_options, main_measure, seed_groups
-from pflmpi.analysis.metrics import best, cost_to, last
+from pflmpi.analysis.comparable import list_compared_options, main_measure, seed_groups
+from pflmpi.analysis.metrics import compute_cost_to, find_best_round, find_last_value
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import compute_gains_over_local
@@ -30,7 +30,7 @@ _STD = "±"  # after the name of a column: its standard deviation over seeds
 _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
-def explained(measure: MainMeasure) -> str:
+def describe_columns(measure: MainMeasure) -> str:
     """What the columns of a table are, in which this is the main measure."""
     name = measure.words
     worst, sense = ("highest", "below") if measure.lower else ("lowest", "above")
@@ -54,10 +54,13 @@ def column_of(name: str) -> str:
     return start if start in _OF_MAIN else name.removesuffix(f" {_STD}")
 
 
-def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
+def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
     """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
     gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
-    options, measure = compared_options([named_run.run for named_run in runs]), main_measure([one.run for one in runs])
+    options, measure = (
+        list_compared_options([named_run.run for named_run in runs]),
+        main_measure([one.run for one in runs]),
+    )
     lines, gained = list[Line](), "gain over local" + f" ({_unit(measure)})" * (measure != ACCURACY)
     for place, named_run in enumerate(runs):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
@@ -68,7 +71,7 @@ def summaries(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[L
         line[gained] = float(np.nanmean(gain)) if compared else math.nan
         line["clients below local"] = int((gain < 0).sum()) if compared else ""
         for target in targets:
-            cost, to = cost_to(run.columns, target), f"to {100 * target:g} %"
+            cost, to = compute_cost_to(run.columns, target), f"to {100 * target:g} %"
             line[f"rounds {to}"] = "" if cost is None else cost.rounds
             line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
             line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
@@ -82,7 +85,7 @@ def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
     """A line for each group of runs that differ in the seed alone, with means, and standard deviations as `NAME ±`.
 
     Args:
-        lines: of the runs, by `summaries`; where no two differ in the seed alone, they are returned as they are.
+        lines: of the runs, by `summarize_runs`; where no two differ in the seed alone, they are returned as they are.
     """
     groups, of_run = seed_groups(runs), dict(zip(runs, lines, strict=True))
     if len(groups) == len(runs):
@@ -95,12 +98,12 @@ def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
             if name == "folder":
                 line[name] = str(group.folder) if len(values) > 1 else values[0]
             elif name != "run":
-                line |= _mean(name, values)
+                line |= _average_column(name, values)
         merged.append(line)
     return merged
 
 
-def _mean(name: str, values: Sequence[Value]) -> Line:
+def _average_column(name: str, values: Sequence[Value]) -> Line:
     """The mean of a column over seeds, unknown where one is; of floats the standard deviation too."""
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
@@ -119,30 +122,30 @@ def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
         CheckpointError: its metrics are damaged.
     """
     columns, seconds = run.columns, run.columns["seconds"]
-    newest = {name: last(values) for name, values in columns.items()}
+    newest = {name: find_last_value(values) for name, values in columns.items()}
     return {
         "rounds": len(seconds),
         "of": int(run.config.get("training", {}).get("rounds", 0)),
-        **_of_main(run, measure, newest),
+        **_main_measure_columns(run, measure, newest),
         **({} if measure == ACCURACY else {"accuracy (%)": 100 * newest.get("accuracy_mean", math.nan)}),
         "macro F1 (%)": 100 * newest.get("f1_macro", math.nan),
         "training loss": newest.get("train_loss", math.nan),
         "test loss": newest.get("test_loss", math.nan),
-        "up (bytes)": _total(columns["up_bytes"]),
-        "down (bytes)": _total(columns["down_bytes"]),
-        "up, wire (bytes)": _total(columns["wire_up_bytes"]),
-        "down, wire (bytes)": _total(columns["wire_down_bytes"]),
+        "up (bytes)": _sum_bytes(columns["up_bytes"]),
+        "down (bytes)": _sum_bytes(columns["down_bytes"]),
+        "up, wire (bytes)": _sum_bytes(columns["wire_up_bytes"]),
+        "down, wire (bytes)": _sum_bytes(columns["wire_down_bytes"]),
         "time (s)": float(seconds.sum()),
         "time per round (s)": float(seconds.mean()) if len(seconds) else math.nan,
     }
 
 
-def _total(values: np.ndarray) -> Value:
+def _sum_bytes(values: np.ndarray) -> Value:
     """The sum of a column of bytes; "" where figures of rounds are lost."""
     return "" if np.isnan(values).any() else int(values.sum())
 
 
-def _of_main(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Line:
+def _main_measure_columns(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Line:
     """The columns of the main measure.
 
     Args:
@@ -150,7 +153,7 @@ def _of_main(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Lin
     """
     columns, clients, name, scale = run.columns, run.final(measure), measure.name, measure.scale
     unmeasured = np.full(len(columns["round"]), np.nan)
-    place = best(columns, measure=measure) if run.has(measure) else None
+    place = find_best_round(columns, measure=measure) if run.has(measure) else None
     mean, validation = (columns.get(key, unmeasured) for key in (measure.column, of_validation(measure.column)))
     with np.errstate(invalid="ignore"):  # of infinite values it is NaN
         spread = math.nan if clients is None else float(np.nanstd(clients))
@@ -177,7 +180,7 @@ def _unit(measure: MainMeasure) -> str:
     return "%" if measure == ACCURACY else f"{measure.words}, %" if measure.percent else measure.words
 
 
-def texts(line: Mapping[str, Value]) -> dict[str, str]:
+def format_line(line: Mapping[str, Value]) -> dict[str, str]:
     """The values of a line as texts; unknown ones are empty."""
     digits = {name: 4 if _has_four_digits(name.removesuffix(f" {_STD}")) else 2 for name in line}
     return {
@@ -191,18 +194,19 @@ def _has_four_digits(name: str) -> bool:
 
 
 def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """`texts` of lines with bytes in one unit, which the names of these columns say, and mean ± deviation in one."""
+    """`format_line` of lines with bytes in one unit, which the names of these columns say, and mean ± deviation in "
+    "one."""
     scaled: list[Line] = [{} for _ in lines]
     for name in lines[0]:
         values = [line[name] for line in lines]
         if "bytes" in name:
-            name, values = _in_one_unit(name, values)
+            name, values = _scale_bytes(name, values)
         for line, value in zip(scaled, values, strict=True):
             line[name] = value
-    return [_with_deviations(texts(line)) for line in scaled]
+    return [_append_deviations(format_line(line)) for line in scaled]
 
 
-def _with_deviations(texts: dict[str, str]) -> dict[str, str]:
+def _append_deviations(texts: dict[str, str]) -> dict[str, str]:
     """Texts of means with their deviations behind them."""
     deviations = {name: texts.pop(name) for name in list(texts) if name.endswith(f" {_STD}")}
     return {
@@ -211,7 +215,7 @@ def _with_deviations(texts: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _in_one_unit(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
+def _scale_bytes(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
     divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
     scaled: list[Value] = [math.nan if isinstance(value, str) else value / divisor for value in values]
     if name.startswith("bytes to"):
@@ -219,7 +223,7 @@ def _in_one_unit(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
     return name.replace("(bytes)", f"({unit})"), scaled
 
 
-def targets_of(runs: Sequence[Run]) -> list[float]:
+def choose_targets(runs: Sequence[Run]) -> list[float]:
     """The accuracies that a report counts the cost to, as shares: what all runs reach, and 90 % of the best of all."""
     reached = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
     common = math.floor(100 * min(reached, default=0.0)) / 100

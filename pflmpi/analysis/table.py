@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import decisive, main_measure
-from pflmpi.analysis.metrics import CostTo, cost_to
+from pflmpi.analysis.comparable import main_measure, select_decisive_options
+from pflmpi.analysis.metrics import CostTo, compute_cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, differing, section
@@ -185,7 +185,7 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
     return [
-        _entry(table, row, column, _without_copies([_seed_run(cell, out) for cell in group]))
+        _compute_entry(table, row, column, _mark_copies([_open_seed_run(cell, out) for cell in group]))
         for (row, column), group in groups
     ]
 
@@ -213,7 +213,7 @@ def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> 
     return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
 
 
-def _seed_run(cell: Cell, out: Path) -> _SeedRun:
+def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
     training, folder = section("training", TrainingConfig, cell.raw.get("training")), cell.run(out)
     if not folder.exists():
         return _SeedRun(training.rounds)
@@ -223,12 +223,12 @@ def _seed_run(cell: Cell, out: Path) -> _SeedRun:
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
     done = len(lines)
-    other = _why_other(cell, out, run, done, training.rounds) if done else ""
+    other = _explain_mismatch(cell, out, run, done, training.rounds) if done else ""
     finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
     return _SeedRun(training.rounds, run, done, finished, other)
 
 
-def _without_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
+def _mark_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
     """The runs of a cell, those that are one and the same run as one before them marked as other runs."""
     seen: dict[str, Run] = {}
     result = []
@@ -244,31 +244,31 @@ def _without_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
 
 def is_of(cell: Cell, out: Path) -> bool:
     """Whether the configuration that a sweep left beside the run of a cell has the cell's settings."""
-    return cell.config(out).exists() and not _changes(yaml_file.read(cell.config(out)), cell.raw)
+    return cell.config(out).exists() and not _find_changes(yaml_file.read(cell.config(out)), cell.raw)
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that no continuation of a run changes, by dotted key: those that differ, with both values.
 
     As in `sweep`, keys that one leaves out have their defaults. Code that `before` alone names is not loaded.
     """
-    changes = differing(_fixed(before), _fixed(now))
+    changes = differing(_list_fixed_settings(before), _list_fixed_settings(now))
     olds = [old for old, _ in changes.values()]
     if not olds or any(isinstance(old, list | dict) or is_reference(str(old)) for old in olds):
         return changes
     from pflmpi.config.load import parse  # here: it imports torch, which a table does without
 
     with suppress(ConfigError):
-        return differing(*(_fixed(parse(raw).resolved()) for raw in (before, now)))
+        return differing(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
     return changes
 
 
-def _fixed(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that no continuation of a run changes, by dotted key."""
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
 
-def _why_other(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
+def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
     """Why a run is not that of a cell, by the configuration beside it and by its own; "" if it is.
 
     Args:
@@ -277,28 +277,28 @@ def _why_other(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
     path = cell.config(out)
     if not path.exists():
         return f"{path} is missing; put it back from a copy"
-    for key, (old, new) in _changes(yaml_file.read(path), cell.raw).items():
+    for key, (old, new) in _find_changes(yaml_file.read(path), cell.raw).items():
         how = "change the table back, or sweep into another --out"
         return f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table; {how}"
-    if change := unlike(run.config, cell.raw):
+    if change := find_different_option(run.config, cell.raw):
         return f"{change} in the table"
     return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
 
 
-def unlike(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+def find_different_option(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """The first option in which a run's configuration is not what a configuration for it says; "" if none is.
 
     Keys that it does not name count with their defaults, but for those of the algorithm, model and partition, whose
     classes reading does not import.
 
-    >>> unlike({"training": {"lr": 0.1}}, {"training": {"lr": 0.2}})
+    >>> find_different_option({"training": {"lr": 0.1}}, {"training": {"lr": 0.2}})
     'training.lr = 0.1 in the run, 0.2'
     """
     model = raw.get("model")
     raw = {**raw, "model": model[0]} if isinstance(model, list) and len(model) == 1 else raw
-    values, given = decisive(config), decisive(raw)
+    values, given = select_decisive_options(config), select_decisive_options(raw)
     for key, value in given.items():
-        if not (key in FREE_ON_RESUME or value in _LEFT_TO_THE_RUN.get(key, ()) or _same(value, values.get(key))):
+        if not (key in FREE_ON_RESUME or value in _LEFT_TO_THE_RUN.get(key, ()) or _matches(value, values.get(key))):
             return f"{key} = {short_repr(values.get(key))} in the run, {short_repr(value)}"
     return ""
 
@@ -310,22 +310,22 @@ _LEFT_TO_THE_RUN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _same(given: Any, value: Any) -> bool:
+def _matches(given: Any, value: Any) -> bool:
     """Whether a value is the given one, which may leave keys out; files that were moved are the same by their names."""
     if isinstance(given, Mapping):
-        return isinstance(value, Mapping) and all(_same(part, value.get(key)) for key, part in given.items())
+        return isinstance(value, Mapping) and all(_matches(part, value.get(key)) for key, part in given.items())
     if isinstance(given, list | tuple) and isinstance(value, list | tuple):
-        return len(given) == len(value) and all(map(_same, given, value))
+        return len(given) == len(value) and all(map(_matches, given, value))
     if isinstance(given, str) and isinstance(value, str):
         return Path(given).name == Path(value).name
     return bool(given == value)
 
 
-def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
+def _compute_entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
     hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
     printed, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
-    spread = over_seeds([pick(columns, "spread", "last") for columns in finished])
+    spread = compute_mean_and_std([pick(columns, "spread", "last") for columns in finished])
     figures = [pick(columns, table.metric, table.figure) for columns in finished]
     notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.text_notes]
     notes += [f"{seed.run.path} is left out: {seed.other}" for seed in runs if seed.run and seed.other]
@@ -338,16 +338,16 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     return Entry(
         row,
         column,
-        ours=over_seeds(figures, digits),
-        last_ten=over_seeds([pick(columns, table.metric, "last10") for columns in finished], digits),
+        ours=compute_mean_and_std(figures, digits),
+        last_ten=compute_mean_and_std([pick(columns, table.metric, "last10") for columns in finished], digits),
         over_clients=spread.value if spread else None,
         published=Value(printed[0], printed[1] if len(printed) > 1 else None) if printed else None,
         finished=len(finished),
         seeds=len(runs),
         done=sum(seed.done for seed in runs if not seed.other),
         rounds=sum(seed.rounds for seed in runs),
-        state=_state(runs),
-        costs=[cost for columns in finished if table.target and (cost := cost_to(columns, table.target))],
+        state=_describe_state(runs),
+        costs=[cost for columns in finished if table.target and (cost := compute_cost_to(columns, table.target))],
         partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
         problems=[seed.problem for seed in runs if seed.problem],
         notes=notes,
@@ -355,7 +355,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     )
 
 
-def over_seeds(figures: Sequence[float], digits: int = 2) -> Value | None:
+def compute_mean_and_std(figures: Sequence[float], digits: int = 2) -> Value | None:
     """Mean and sample standard deviation of what is known; None where nothing is."""
     values = [value for value in figures if not math.isnan(value)]
     if not values:
@@ -363,7 +363,7 @@ def over_seeds(figures: Sequence[float], digits: int = 2) -> Value | None:
     return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
 
-def _state(runs: Sequence[_SeedRun]) -> str:
+def _describe_state(runs: Sequence[_SeedRun]) -> str:
     finished = sum(run.finished for run in runs)
     if finished == len(runs):
         return ""
@@ -414,13 +414,13 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
     first = f"{metric.name}, {figure}{beside}{unit}"
     texts = {
-        first: [_beside(entry, points) for entry in filled],
-        f"{metric.name}, {_FIGURES['last10']}{unit}": [_joined(entry.last_ten, entry.state) for entry in filled],
+        first: [_format_entry(entry, points) for entry in filled],
+        f"{metric.name}, {_FIGURES['last10']}{unit}": [_join_value(entry.last_ten, entry.state) for entry in filled],
     }
     if table.target is not None:
         for name in _COSTS:
             caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
-            texts[caption] = [_joined(_costs(entry)[name]) or "-" for entry in filled]
+            texts[caption] = [_join_value(_average_costs(entry)[name]) or "-" for entry in filled]
     rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
     columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
     names = [(entry.row, entry.column) for entry in filled]
@@ -459,7 +459,7 @@ def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]
 
 def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
     """All values as CSV, one line for each row and column of the table."""
-    lines = [_everything(table, entry) for entry in filled]
+    lines = [_build_csv_row(table, entry) for entry in filled]
     return format_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
 
@@ -468,24 +468,24 @@ def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -
     head = (table.title, table.source, *commands, *notes(table, filled))
     parts = [f"% {line}" for text in head for line in text.splitlines()]
     for matrix in printed(table, filled):
-        parts += ["", f"% {matrix.caption}", *tabular(["", *matrix.columns], matrix.rows)]
+        parts += ["", f"% {matrix.caption}", *format_tabular(["", *matrix.columns], matrix.rows)]
     return "\n".join(parts) + "\n"
 
 
-def tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def format_tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a LaTeX tabular for the package booktabs; the first column holds names."""
-    head, *body = (" & ".join(_escaped(text) for text in row) + r" \\" for row in [columns, *rows])
+    head, *body = (" & ".join(_escape_latex(text) for text in row) + r" \\" for row in [columns, *rows])
     start = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule"]
     return [*start, *body, r"\bottomrule", r"\end{tabular}"]
 
 
-def closeness(difference: float, spread: float | None) -> str:
+def rate_difference(difference: float, spread: float | None) -> str:
     """How close a figure in percent is to the published one, to two decimals.
 
     Args:
         spread: published, around the figure; None where there is none.
 
-    >>> closeness(-0.14, 0.15), closeness(-0.14, None), closeness(1.24, 0.2)
+    >>> rate_difference(-0.14, 0.15), rate_difference(-0.14, None), rate_difference(1.24, 0.2)
     ('inside', 'within a point', 'outside')
     """
     if spread is not None and round(abs(difference), 2) <= spread:
@@ -493,11 +493,11 @@ def closeness(difference: float, spread: float | None) -> str:
     return "within a point" if round(abs(difference), 2) <= 1 else "outside"
 
 
-def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
+def _build_csv_row(table: SweepTable, entry: Entry) -> dict[str, str | int]:
     def pair(name: str, second: str, value: Value | None) -> dict[str, str]:
-        return dict(zip((name, second), _texts(value), strict=True))
+        return dict(zip((name, second), _format_value(value), strict=True))
 
-    costs = {f"{name} to target": _texts(cost)[0] for name, cost in _costs(entry).items()}
+    costs = {f"{name} to target": _format_value(cost)[0] for name, cost in _average_costs(entry).items()}
     return {
         "row": entry.row,
         "column": entry.column,
@@ -505,10 +505,10 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         "figure": table.figure + (" by validation" if entry.by_validation else ""),
         **pair("ours", "ours_std", entry.ours),
         **pair("published", "published_spread", entry.published),
-        "difference": _number(entry.difference, entry.ours.digits if entry.ours else 2),
-        "fit": _fit(entry) if metric_of(table.metric).unit == "percent" else "",
+        "difference": _format_number(entry.difference, entry.ours.digits if entry.ours else 2),
+        "fit": _rate_entry(entry) if metric_of(table.metric).unit == "percent" else "",
         **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
-        "std_over_clients": _number(entry.over_clients),
+        "std_over_clients": _format_number(entry.over_clients),
         **({} if table.target is None else {**costs, "seeds_at_target": len(entry.costs)}),
         "seeds_finished": entry.finished,
         "seeds": entry.seeds,
@@ -519,48 +519,52 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
     }
 
 
-def _fit(entry: Entry) -> str:
+def _rate_entry(entry: Entry) -> str:
     if entry.published is None or entry.difference is None:
         return ""
-    return closeness(entry.difference, entry.published.spread)
+    return rate_difference(entry.difference, entry.published.spread)
 
 
-def _beside(entry: Entry, points: bool) -> str:
+def _format_entry(entry: Entry, points: bool) -> str:
     """Our figure and the seeds behind it; in brackets the published one, the difference, and how near that is.
 
     >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
-    >>> _beside(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
+    >>> _format_entry(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
     '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
     seeds = "" if entry.state or entry.ours is None else pluralize(entry.finished, "seed")
-    ours = _joined(entry.ours, entry.state, seeds)
+    ours = _join_value(entry.ours, entry.state, seeds)
     if entry.published is None:
         return ours
     difference = "" if entry.difference is None or entry.ours is None else f"{entry.difference:+z.{entry.ours.digits}f}"
-    return f"{ours} ({_joined(entry.published, difference, _fit(entry) if points else '')})"
+    return f"{ours} ({_join_value(entry.published, difference, _rate_entry(entry) if points else '')})"
 
 
-def _joined(value: Value | None, *more: str) -> str:
+def _join_value(value: Value | None, *more: str) -> str:
     """A value with its spread, and further texts."""
-    return ", ".join(filter(None, (" ± ".join(filter(None, _texts(value))), *more)))
+    return ", ".join(filter(None, (" ± ".join(filter(None, _format_value(value))), *more)))
 
 
-def _texts(value: Value | None) -> tuple[str, str]:
+def _format_value(value: Value | None) -> tuple[str, str]:
     """A value and its spread."""
-    return ("", "") if value is None else (_number(value.value, value.digits), _number(value.spread, value.digits))
+    return (
+        ("", "")
+        if value is None
+        else (_format_number(value.value, value.digits), _format_number(value.spread, value.digits))
+    )
 
 
-def _costs(entry: Entry) -> dict[str, Value | None]:
+def _average_costs(entry: Entry) -> dict[str, Value | None]:
     """Over the seeds that reach the target, by the names of `_COSTS`."""
     rounds = [float(cost.rounds) for cost in entry.costs]
     megabytes = [(cost.up_bytes + cost.down_bytes) / 1e6 for cost in entry.costs]
-    return dict(zip(_COSTS, map(over_seeds, (rounds, megabytes)), strict=True))
+    return dict(zip(_COSTS, map(compute_mean_and_std, (rounds, megabytes)), strict=True))
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def _format_number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:z.{digits}f}"
 
 
-def _escaped(text: str) -> str:
+def _escape_latex(text: str) -> str:
     escaped = "".join(_LATEX.get(character, character) for character in text)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)

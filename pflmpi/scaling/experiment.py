@@ -90,7 +90,7 @@ def join(new: Scaling, out: Path) -> Scaling:
                 "empty it"
             )
         return new
-    changed = _differences(before, new)
+    changed = _list_differences(before, new)
     if changed:
         raise ConfigError(f"{out} holds another scaling experiment: {join_truncated(changed)}; choose another --out")
     ranks = tuple(sorted({*before.ranks, *new.ranks}))
@@ -104,7 +104,7 @@ def write(scaling: Scaling, out: Path) -> None:
         atomic.write(out / FILE, yaml_file.dump(values).encode())
 
 
-def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
+def _list_differences(before: Scaling, now: Scaling) -> Sequence[str]:
     """What differs between two experiments, in words; points and repeats may."""
 
     def values(scaling: Scaling) -> Mapping[str, Any]:

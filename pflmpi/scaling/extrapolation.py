@@ -45,7 +45,7 @@ class AmdahlFit:
 
     def seconds(self, ranks: int) -> Estimate:
         """Seconds of a round on so many ranks; their interval is that of the serial fraction."""
-        return Estimate(*(float(_law(ranks, self.first, serial, self.base)) for serial in self.serial))
+        return Estimate(*(float(_predict_seconds(ranks, self.first, serial, self.base)) for serial in self.serial))
 
 
 def check(mode: str, ranks: Sequence[int], to: int) -> None:
@@ -72,7 +72,7 @@ def fit(results: Results, to: int) -> AmdahlFit:
     special: Any = import_module("scipy.special")
     start, bounds = (seconds[0], 0.5), ((1e-12, 0.0), (np.inf, 1.0))
     values, covariance = optimize.curve_fit(
-        lambda r, first, serial: _law(r, first, serial, base), ranks, seconds, start, bounds=bounds
+        lambda r, first, serial: _predict_seconds(r, first, serial, base), ranks, seconds, start, bounds=bounds
     )
     quantile = float(special.stdtrit(max(len(ranks) - 2, 1), 0.975))  # of Student's t
     serial, half = float(values[1]), quantile * sqrt(covariance[1, 1])
@@ -84,7 +84,7 @@ def summary(law: AmdahlFit, to: int, largest: int) -> str:
     return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 
 
-def extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
+def plot_extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
     """A figure for each experiment: the points that were measured, and the fitted law up to `to` ranks.
 
     Raises:
@@ -92,12 +92,12 @@ def extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
     """
     several = len(named) > 1
     return [
-        _figure(results, to, f"_{number}" if several else "", name)
+        _plot_extrapolation(results, to, f"_{number}" if several else "", name)
         for number, (name, results) in enumerate(named.items(), 1)
     ]
 
 
-def _figure(results: Results, to: int, ending: str, name: str) -> Curves:
+def _plot_extrapolation(results: Results, to: int, ending: str, name: str) -> Curves:
     points, law = results.measured, fit(results, to)
     counts = np.unique(np.geomspace(points[0].ranks, to, _POINTS).round().astype(int))
     values, low, high = np.array([law.seconds(int(count)) for count in counts]).T
@@ -121,6 +121,6 @@ def _figure(results: Results, to: int, ending: str, name: str) -> Curves:
     )
 
 
-def _law(ranks: Any, first: float, serial: float, base: int | None) -> Any:
+def _predict_seconds(ranks: Any, first: float, serial: float, base: int | None) -> Any:
     work = 1.0 if base is None else ranks / base
     return work * first * (serial + (1 - serial) / ranks)

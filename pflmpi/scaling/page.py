@@ -11,10 +11,10 @@ from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
-from pflmpi.analysis.table import tabular
+from pflmpi.analysis.table import format_tabular
 from pflmpi.errors import CheckpointError
 from pflmpi.scaling.experiment import WARM_UP
-from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
+from pflmpi.scaling.extrapolation import EXTRAPOLATION, plot_extrapolations
 from pflmpi.scaling.records import hardware
 from pflmpi.scaling.results import PARTS, TITLES, Point, Results, readable
 from pflmpi.text import pluralize, scaled_bytes
@@ -22,29 +22,31 @@ from pflmpi.text import pluralize, scaled_bytes
 _WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
 
 
-def figures(named: Mapping[str, Results]) -> list[Plot | Missing]:
+def plot_figures(named: Mapping[str, Results]) -> list[Plot | Missing]:
     """All figures, each over all experiments by name, but for the parts of a round: a figure for each."""
     several = len(named) > 1
     parts = [
-        _parts(results, f"_{number}" if several else "", name)
+        _plot_parts(results, f"_{number}" if several else "", name)
         for number, (name, results) in enumerate(named.items(), 1)
     ]
-    return [_seconds(named), _speed_up(named), *parts, _memory(named), _bytes(named)]
+    return [_plot_seconds(named), _plot_speed_up(named), *parts, _plot_memory(named), _plot_bytes(named)]
 
 
-def _seconds(named: Mapping[str, Results]) -> Curves:
+def _plot_seconds(named: Mapping[str, Results]) -> Curves:
     curves = []
-    for curve, results in zip(_curves(named, {"measured": lambda point: point.seconds}), named.values(), strict=True):
+    for curve, results in zip(
+        _make_curves(named, {"measured": lambda point: point.seconds}), named.values(), strict=True
+    ):
         low, high = np.array([point.spread for point in results.measured]).T
         curves.append(replace(curve, low=low, high=high))
     caption = "Median over repeats of the median round; the band is between the quartiles of all rounds."
-    return _over_ranks(named, curves, "seconds_per_round", "Seconds per round", caption, "seconds per round")
+    return _plot_over_ranks(named, curves, "seconds_per_round", "Seconds per round", caption, "seconds per round")
 
 
-def _speed_up(named: Mapping[str, Results]) -> Curves:
+def _plot_speed_up(named: Mapping[str, Results]) -> Curves:
     curves: list[Curve] = []
     for style, (name, results) in enumerate(named.items()):
-        points, ranks = results.measured, _ranks(results)
+        points, ranks = results.measured, _rank_counts(results)
         speed_up, ideal = (np.array([of(point) for point in points]) for of in (results.speed_up, results.ideal))
         low, high = np.array([(point.seconds / point.spread[1], point.seconds / point.spread[0]) for point in points]).T
         curves.append(Curve(name, ranks, speed_up, speed_up * low, speed_up * high, style=style, source=name))
@@ -53,10 +55,10 @@ def _speed_up(named: Mapping[str, Results]) -> Curves:
         "Over the smallest number of ranks, in work per second; the band is what the quartiles of the rounds give. "
         "Dotted: the ideal."
     )
-    return _over_ranks(named, curves, "speed_up", "Speed-up", caption, "speed-up")
+    return _plot_over_ranks(named, curves, "speed_up", "Speed-up", caption, "speed-up")
 
 
-def _parts(results: Results, ending: str, name: str) -> Stack:
+def _plot_parts(results: Results, ending: str, name: str) -> Stack:
     points = results.measured
     return Stack(
         name=f"split{ending}",
@@ -72,7 +74,7 @@ def _parts(results: Results, ending: str, name: str) -> Stack:
     )
 
 
-def _memory(named: Mapping[str, Results]) -> Curves | Missing:
+def _plot_memory(named: Mapping[str, Results]) -> Curves | Missing:
     values: dict[str, Callable[[Point], float]] = {
         "largest rank": lambda point: point.most("memory_rank_bytes"),
         "all ranks": lambda point: point.most("memory_bytes"),
@@ -82,20 +84,22 @@ def _memory(named: Mapping[str, Results]) -> Curves | Missing:
         return Missing("Memory", "the system does not say")
     divisor, unit = scaled_bytes(max(most))
     caption = "The most that processes had resident at any time."
-    return _over_ranks(named, _curves(named, values, divisor), "memory", "Memory", caption, f"memory ({unit})")
+    return _plot_over_ranks(
+        named, _make_curves(named, values, divisor), "memory", "Memory", caption, f"memory ({unit})"
+    )
 
 
-def _bytes(named: Mapping[str, Results]) -> Curves | Missing:
+def _plot_bytes(named: Mapping[str, Results]) -> Curves | Missing:
     title, caption = "Bytes between ranks", "What all ranks together sent each other in a round."
     most = max(point.wire_bytes for results in named.values() for point in results.measured)
     if not most:
         return Missing(title, "one rank sends nothing")
     divisor, unit = scaled_bytes(most)
-    curves = _curves(named, {"measured": lambda point: point.wire_bytes}, divisor)
-    return _over_ranks(named, curves, "bytes", title, caption, f"sent in a round ({unit})")
+    curves = _make_curves(named, {"measured": lambda point: point.wire_bytes}, divisor)
+    return _plot_over_ranks(named, curves, "bytes", title, caption, f"sent in a round ({unit})")
 
 
-def _curves(
+def _make_curves(
     named: Mapping[str, Results], values: Mapping[str, Callable[[Point], float]], divisor: float = 1.0
 ) -> list[Curve]:
     """Values of the measured points of each experiment, by the label of their curves."""
@@ -104,11 +108,11 @@ def _curves(
         for label, value in values.items():
             y = np.array([value(point) for point in results.measured]) / divisor
             legend = label if len(named) == 1 else f"{name}, {label}"
-            curves.append(Curve(legend, _ranks(results), y, style=len(curves), source=name))
+            curves.append(Curve(legend, _rank_counts(results), y, style=len(curves), source=name))
     return curves
 
 
-def _over_ranks(
+def _plot_over_ranks(
     named: Mapping[str, Results], curves: Sequence[Curve], name: str, title: str, caption: str, y_label: str
 ) -> Curves:
     ticks = sorted({point.ranks for results in named.values() for point in results.points})
@@ -125,7 +129,7 @@ def _over_ranks(
     )
 
 
-def _ranks(results: Results) -> np.ndarray:
+def _rank_counts(results: Results) -> np.ndarray:
     return np.array([point.ranks for point in results.measured], np.float64)
 
 
@@ -150,33 +154,35 @@ def write_page(
         CheckpointError: nothing was measured in one of them.
         ConfigError: the folder cannot be written, or no model can be fitted.
     """
-    named = _by_name(experiments)
+    named = _name_experiments(experiments)
     for results in experiments:
         if not results.measured:
             raise CheckpointError(
                 f"nothing was measured in {results.out} yet{''.join(f'; {why}' for why in results.problems)}"
             )
-    models = [] if to is None else extrapolations(named, to)
+    models = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
     with atomic.refusing(f"the page in {out}", "choose another --out"):
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
-        drawn = draw_figures(out, PICTURES, [*figures(named), *models], _FIGURES, update)
-        tables = [_table(name, results) for name, results in named.items()]
+        drawn = draw_figures(out, PICTURES, [*plot_figures(named), *models], _FIGURES, update)
+        tables = [_build_section(name, results) for name, results in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
         sections = [
             *tables,
             Section("All figures", figures=drawn),
-            Section("Where it was measured", table=_places(named)),
+            Section("Where it was measured", table=_build_hardware_table(named)),
         ]
         (out / PAGE).write_text(html.build_page(title, about, problems, sections, made), encoding="utf-8")
-        latex = [line for name, results in named.items() for line in (f"% {name}", *tabular(*readable(results)), "")]
+        latex = [
+            line for name, results in named.items() for line in (f"% {name}", *format_tabular(*readable(results)), "")
+        ]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
     return problems
 
 
-def _by_name(experiments: Sequence[Results]) -> dict[str, Results]:
+def _name_experiments(experiments: Sequence[Results]) -> dict[str, Results]:
     """The experiments by the names of their folders, or by their paths where these are not different."""
     names = [results.out.resolve().name for results in experiments]
     if len(set(names)) < len(names):
@@ -184,7 +190,7 @@ def _by_name(experiments: Sequence[Results]) -> dict[str, Results]:
     return dict(zip(names, experiments, strict=True))
 
 
-def _table(name: str, results: Results) -> Section:
+def _build_section(name: str, results: Results) -> Section:
     columns, rows = readable(results)
     wrong = [
         number for number, point in enumerate(results.points) if not point.same_bits or any(point.problems.values())
@@ -199,7 +205,7 @@ def _table(name: str, results: Results) -> Section:
     return Section(name, text, table=PageTable(columns, rows, wrong=wrong))
 
 
-def _places(named: dict[str, Results]) -> PageTable:
+def _build_hardware_table(named: dict[str, Results]) -> PageTable:
     columns = ["experiment", "ranks", "hardware", "nodes", "device", "driver", "transport", "pflmpi", "commit", "torch"]
     columns += ["numpy", "mpi4py"]
     rows: dict[tuple[str, ...], list[int]] = {}

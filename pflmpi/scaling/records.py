@@ -24,7 +24,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
 
 
-def environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
+def collect_environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
     """This machine and the software on it; "" for what is not known or not used.
 
     Args:
@@ -37,27 +37,27 @@ def environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
         "cpu": machine.processor(),
         "cores": str(len(machine.cores())),
         "gpus": ", ".join(f"{models.count(model)} {model}" for model in dict.fromkeys(models)),
-        "driver": _driver() if on_gpu else "",
+        "driver": _find_driver_version() if on_gpu else "",
         "python": platform.python_version(),
         "pflmpi": pflmpi.__version__,
-        **{name: _version(name) for name in _PACKAGES},
-        "commit": commit(Path(pflmpi.__file__).parent),
+        **{name: _find_package_version(name) for name in _PACKAGES},
+        "commit": find_commit(Path(pflmpi.__file__).parent),
         "job": environ.get("SLURM_JOB_ID", ""),
     }
 
 
-def commit(package: Path) -> str:
+def find_commit(package: Path) -> str:
     """The commit that a package is checked out from, with a + where files have changed; "" outside of a repository."""
-    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    tracked = _run_git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
         return ""
-    changed = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
-    return f"{_git(package, 'rev-parse', '--short=12', 'HEAD')}{'+' if changed else ''}"
+    changed = _run_git(package, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{_run_git(package, 'rev-parse', '--short=12', 'HEAD')}{'+' if changed else ''}"
 
 
 def made_by(words: Sequence[str]) -> str:
     """With which version and command, when and where a page is made, in one line."""
-    here = environment({}, on_gpu=False)
+    here = collect_environment({}, on_gpu=False)
     version = f"{here['pflmpi']} (commit {here['commit']})" if here["commit"] else here["pflmpi"]
     place = f"{here['host']}, {hardware(here)}, Python {here['python']}"
     command = printable(shlex.join(["pflmpi", *words]))
@@ -69,7 +69,7 @@ def hardware(record: Mapping[str, str]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _git(folder: Path, *words: str) -> str:
+def _run_git(folder: Path, *words: str) -> str:
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -77,7 +77,7 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _driver() -> str:
+def _find_driver_version() -> str:
     try:
         version = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text())
     except OSError:
@@ -85,7 +85,7 @@ def _driver() -> str:
     return version[1] if version else ""
 
 
-def _version(package: str) -> str:
+def _find_package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str])
             "digest": digest(run, last),
             "nodes": nodes,
             **{name: recorded[name] for name in ("device", "transport", "data")},
-            **environment(environ, on_gpu=recorded["device"] != platform.machine()),
+            **collect_environment(environ, on_gpu=recorded["device"] != platform.machine()),
         }
     except UserError as error:
         return str(error)
@@ -115,7 +115,7 @@ def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str])
     return ""
 
 
-def failed(planned: ScaleRun, out: Path, problem: str) -> None:
+def record_failure(planned: ScaleRun, out: Path, problem: str) -> None:
     """Record why a run has failed; it is made again the next time."""
     write(planned.record(out), {"ranks": planned.ranks, "repeat": planned.repeat, "problem": problem})
 
@@ -135,5 +135,5 @@ def read(path: Path) -> Record:
     return values if isinstance(values, dict) else {}
 
 
-def done(planned: ScaleRun, out: Path) -> bool:
+def is_measured(planned: ScaleRun, out: Path) -> bool:
     return "digest" in read(planned.record(out))

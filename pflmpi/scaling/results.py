@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi import atomic
-from pflmpi.analysis.metrics import columns
+from pflmpi.analysis.metrics import parse_columns
 from pflmpi.errors import CheckpointError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs
@@ -163,7 +163,7 @@ def results(out: Path) -> Results:
     for planned in runs(scaling):
         ranks, record = planned.ranks, records.read(planned.record(out))
         if "digest" in record:
-            measured[ranks].append(MeasuredRun(planned, record, _rounds_that_count(planned, out, scaling.rounds)))
+            measured[ranks].append(MeasuredRun(planned, record, _read_measured_rounds(planned, out, scaling.rounds)))
             digests.setdefault((scaling.threads(ranks), scaling.clients(ranks)), record["digest"])
         else:
             problems[ranks][planned.repeat] = str(record.get("problem", ""))
@@ -175,8 +175,8 @@ def results(out: Path) -> Results:
     return Results(out, scaling, points)
 
 
-def _rounds_that_count(planned: ScaleRun, out: Path, rounds: int) -> dict[str, np.ndarray]:
-    metrics = columns(verify.metrics(planned.run(out), rounds))
+def _read_measured_rounds(planned: ScaleRun, out: Path, rounds: int) -> dict[str, np.ndarray]:
+    metrics = parse_columns(verify.metrics(planned.run(out), rounds))
     if len(metrics["round"]) <= WARM_UP:
         raise CheckpointError(
             f"{planned.run(out)} has lost its rounds; delete {planned.record(out)}, and measure it again"
@@ -196,7 +196,7 @@ TITLES = {
 
 def write_table(results: Results) -> None:
     """Write scale.csv, a line for each run; a column is empty where it has no value."""
-    lines = [line for point in results.points for line in _run_lines(results, point)]
+    lines = [line for point in results.points for line in _build_csv_lines(results, point)]
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
     content = format_csv([header, *([line.get(name, "") for name in header] for line in lines)])
     with atomic.refusing(f"in {results.out}", "copy the experiment elsewhere"):
@@ -209,10 +209,10 @@ def readable(results: Results) -> tuple[list[str], list[list[str]]]:
     named = {"weak": ["clients"], "packing": ["threads"], "strong": []}[scaling.mode]
     columns = ["ranks", *named, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
     columns += ["largest rank", "all ranks", "bytes between ranks", "bits"]
-    return columns, [_row(results, point, named) for point in results.points]
+    return columns, [_format_row(results, point, named) for point in results.points]
 
 
-def _row(results: Results, point: Point, named: list[str]) -> list[str]:
+def _format_row(results: Results, point: Point, named: list[str]) -> list[str]:
     first = [str(point.ranks), *(str(getattr(point, name)) for name in named)]
     if not point.runs:
         return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 7)]
@@ -224,16 +224,16 @@ def _row(results: Results, point: Point, named: list[str]) -> list[str]:
         f"{results.speed_up(point):.2f}",
         f"{results.efficiency(point):.2f}",
         *(f"{seconds:.3f}" for seconds in point.parts.values()),
-        *map(_bytes, (*map(point.most, _MEMORY), point.wire_bytes)),
+        *map(_format_known_bytes, (*map(point.most, _MEMORY), point.wire_bytes)),
         "same" if point.same_bits else "different",
     ]
 
 
-def _bytes(count: float) -> str:
+def _format_known_bytes(count: float) -> str:
     return "" if isnan(count) else format_bytes(count)
 
 
-def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
+def _build_csv_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
     """The lines of a point in scale.csv."""
     by_repeat = {run.planned.repeat: run for run in point.runs}
     for repeat in range(1, results.scaling.repeats + 1):

@@ -108,7 +108,7 @@ def measure(
         assert isinstance(done.cell, ScaleRun)
         return records.record(done.cell, out, nodes(done.cell.ranks), environ)
 
-    tasks = [unless_written(run_task(planned, scaling, out), out) for planned in planned_runs]
+    tasks = [unless_written(make_task(planned, scaling, out), out) for planned in planned_runs]
     waiting = [planned for planned, task in zip(planned_runs, tasks, strict=True) if task.command]
     for task in tasks:
         if task.command:
@@ -117,13 +117,13 @@ def measure(
     outcome = run_cells(tasks, out, lambda task: launcher(by_name[task.cell.name]), [environ], held, record)
     for planned in waiting:
         if planned.name in outcome.failed:
-            records.failed(planned, out, outcome.failed[planned.name])
+            records.record_failure(planned, out, outcome.failed[planned.name])
     return outcome
 
 
-def run_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
+def make_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
     """The task of a run: nothing, or all rounds; an interrupted measurement starts again."""
-    if records.done(planned, out):
+    if records.is_measured(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")
     return CellTask(planned, "start", 0, scaling.rounds, words)

@@ -104,7 +104,7 @@ def jobs(
         given, others: options of sbatch.
         setup: a file with shell commands that the jobs run first.
     """
-    missing = dict.fromkeys(planned.ranks for planned in runs(scaling) if not records.done(planned, out))
+    missing = dict.fromkeys(planned.ranks for planned in runs(scaling) if not records.is_measured(planned, out))
     first = str(setup.resolve()) if setup else ""
     return {
         ranks: BatchScript(

@@ -17,7 +17,7 @@ from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.model import client_state, names
+from pflmpi.analysis.model import client_state, to_module_names
 from pflmpi.analysis.personal_module import PersonalModule
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
@@ -161,7 +161,7 @@ def test_the_names_are_those_of_the_module(name):
     architecture = MODELS[name]().bind((1, 28, 28), 10)
     weights = {path: value.numpy() for path, value in tree.leaves(architecture.init(np.random.default_rng(5)))}
     module = ModelModule(architecture)
-    module.load_state_dict(tensors(names(weights)), strict=True)
+    module.load_state_dict(tensors(to_module_names(weights)), strict=True)
     images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     model = architecture.init(np.random.default_rng(5))
     features = architecture.features(model, images, training=False)

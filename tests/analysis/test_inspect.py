@@ -48,7 +48,7 @@ def changes(run, before, after):
 )
 def test_the_relative_change_by_hand(before, after, expected):
     kind = np.uint8 if before == [200] else None  # a difference of bytes must not wrap around
-    assert differences.relative(np.array(before, kind), np.array(after, kind)) == pytest.approx(expected, abs=0)
+    assert differences.relative_change(np.array(before, kind), np.array(after, kind)) == pytest.approx(expected, abs=0)
 
 
 def test_every_leaf_has_its_change_over_the_clients(finished):
@@ -58,14 +58,14 @@ def test_every_leaf_has_its_change_over_the_clients(finished):
     assert set(found) == {f"clients/{leaf}" for leaf in states[0]} | {f"server/{leaf}" for leaf in servers[0]}
     for leaf in states[0]:
         change, (one, two) = found[f"clients/{leaf}"], (state[leaf] for state in states)
-        apart = np.array([differences.relative(a, b) for a, b in zip(one, two, strict=True)])
+        apart = np.array([differences.relative_change(a, b) for a, b in zip(one, two, strict=True)])
         moved = [client for client in range(7) if one[client].tobytes() != two[client].tobytes()]
         assert change.clients == 7 and change.changed == len(moved) and 0 < len(moved) < 7
         assert change.mean == apart.mean() and change.largest == apart.max()
         shapes = (change.shape_before, change.shape_after)
         assert change.largest_client == int(apart.argmax()) and shapes == (one.shape, two.shape)
     for leaf in servers[0]:
-        assert found[f"server/{leaf}"].mean == differences.relative(servers[0][leaf], servers[1][leaf]) > 0
+        assert found[f"server/{leaf}"].mean == differences.relative_change(servers[0][leaf], servers[1][leaf]) > 0
 
 
 def test_a_round_does_not_differ_from_itself(finished):

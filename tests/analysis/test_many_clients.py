@@ -59,8 +59,10 @@ def test_rows_written_between_two_rounds_are_those_of_the_participants(run):
 
 def test_figures_of_every_two_clients_read_a_few_clients(run, monkeypatch):
     read: list[int] = []
-    states = model.client_states
-    monkeypatch.setattr(similarity, "client_states", lambda round, ids: read.append(len(ids)) or states(round, ids))
+    states = model.read_client_states
+    monkeypatch.setattr(
+        similarity, "read_client_states", lambda round, ids: read.append(len(ids)) or states(round, ids)
+    )
     matrices, curves = similarity.plot_cosines([run.round(number) for number in run.rounds])
     assert isinstance(matrices, Matrices) and isinstance(curves, Curves)
     assert max(read) <= 100 and matrices.panels[0].rows == choose_clients(run.round(2)).tolist()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import table_file
-from pflmpi.analysis.table import closeness
+from pflmpi.analysis.table import rate_difference
 from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.budget import Budget, config_without_seed
 from pflmpi.store import config_file, metrics_file
@@ -44,7 +44,7 @@ def test_the_fit_of_every_cell_is_that_of_its_figures(path):
         expected = ""
         if line["published"] and line["ours"] and line["metric"] != "parameters":
             spread = float(line["published_spread"]) if line["published_spread"] else None
-            expected = closeness(float(line["ours"]) - float(line["published"]), spread)
+            expected = rate_difference(float(line["ours"]) - float(line["published"]), spread)
         assert line["fit"] == expected, line
 
 

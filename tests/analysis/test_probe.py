@@ -13,7 +13,7 @@ from every_algorithm import every_algorithm
 from model_helpers import images, start
 from pflmpi import tree
 from pflmpi.analysis.plots import Curves, Matrices, Missing
-from pflmpi.analysis.probe import _products, activations, centred, cka, probe_samples
+from pflmpi.analysis.probe import _compute_gram_matrix, compute_cka, probe_samples, record_activations, u_center
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import clients, similarity
 from pflmpi.cli import main
@@ -61,7 +61,7 @@ def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it():
     layers.append(layers[0] @ rng.normal(size=(3, 4)))
     grams = [layer @ layer.T for layer in layers]
     expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in grams] for a in grams]
-    found = cka(np.stack([centred(gram) for gram in grams]))
+    found = compute_cka(np.stack([u_center(gram) for gram in grams]))
     assert found == pytest.approx(np.array(expected), abs=1e-12)
 
 
@@ -69,29 +69,29 @@ def test_cka_does_not_see_rotations_scales_and_shifts():
     rng = np.random.default_rng(1)
     layer = rng.normal(size=(12, 6))
     turned = 3 * layer @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
-    assert cka(np.stack([centred(one @ one.T) for one in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
+    assert compute_cka(np.stack([u_center(one @ one.T) for one in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
 
 
 def test_wide_unrelated_layers_are_not_called_alike():
     rng = np.random.default_rng(2)
     layers = [rng.normal(size=(30, 3000)) for _ in range(2)]
-    assert abs(cka(np.stack([centred(layer @ layer.T) for layer in layers]))[0, 1]) < 0.1
+    assert abs(compute_cka(np.stack([u_center(layer @ layer.T) for layer in layers]))[0, 1]) < 0.1
     biased = [(layer - layer.mean(0)) @ (layer - layer.mean(0)).T for layer in layers]
     assert np.sum(biased[0] * biased[1]) / np.sqrt(np.prod([np.sum(gram**2) for gram in biased])) > 0.9
 
 
 def test_a_layer_whose_output_is_constant_has_no_cka():
     constant, other = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
-    found = cka(np.stack([centred(_products(output)) for output in (constant, other)]))
+    found = compute_cka(np.stack([u_center(_compute_gram_matrix(output)) for output in (constant, other)]))
     assert np.isnan(found[0]).all() and found[1, 1] == pytest.approx(1)
-    assert not centred(np.full((9, 9), 0.1)).any()
+    assert not u_center(np.full((9, 9), 0.1)).any()
 
 
 def outputs(name, options, shape):
     architecture = MODELS[name](**options).bind(shape, 10)
     model, x = start(architecture), images(architecture, 3)
     seen = {}
-    activations(architecture, model, x, lambda layer, output: seen.setdefault(layer, output.clone()))
+    record_activations(architecture, model, x, lambda layer, output: seen.setdefault(layer, output.clone()))
     return architecture, model, x, seen
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import pflmpi
 import quick_run
-from pflmpi.analysis.comparable import damaged
+from pflmpi.analysis.comparable import find_damage
 from pflmpi.analysis.drawing.charts import COLOURS, INK
 from pflmpi.analysis.drawing.html import PageFigure, Section, build_page, draw_figures
 from pflmpi.analysis.drawing.rendering import ON_DARK
@@ -428,7 +428,7 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     monkeypatch.setattr(checked_hdf5, "read_dataset", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
-        assert damaged(one) == []
+        assert find_damage(one) == []
         assert read_main_by_round(one, one.main_measure) and make_run_figures(named([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

@@ -10,13 +10,13 @@ import quick_run
 from pflmpi.analysis.comparable import seed_groups
 from pflmpi.analysis.metrics import CostTo
 from pflmpi.analysis.plots import Missing
-from pflmpi.analysis.report import runs_table
+from pflmpi.analysis.report import build_runs_table
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
-from pflmpi.analysis.summary import over_seeds, summaries, targets_of, texts
+from pflmpi.analysis.summary import choose_targets, format_line, over_seeds, summarize_runs
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.commands.progress import show_summary
 from pflmpi.errors import ConfigError
@@ -63,8 +63,8 @@ def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_
     for name in ("participants", "up_bytes", "wire_down_bytes", "seconds"):
         np.testing.assert_array_equal(run.columns[name], [np.nan, np.nan, *whole.columns[name][2:]])
     assert run.cost_to(0.8) is None and run.cost_to(0.91) is None
-    lines = summaries(runs := named([run, whole]), [0.8])
-    unknown = [name for name, text in texts(lines[0]).items() if not text and texts(lines[1])[name]]
+    lines = summarize_runs(runs := named([run, whole]), [0.8])
+    unknown = [name for name, text in format_line(lines[0]).items() if not text and format_line(lines[1])[name]]
     totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
     assert unknown == totals, "and nothing else"
     for figure in (cost.plot_against_bytes(runs), cost.plot_against_seconds(runs)):
@@ -107,22 +107,22 @@ def test_metrics_that_are_deleted_while_the_run_writes_them_are_lost_up_to_there
 
 def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_the_best(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
-    assert targets_of(runs) == [0.75, 0.81], "0.9 of 0.9"
-    assert targets_of([written(tmp_path / "c", ())]) == []
+    assert choose_targets(runs) == [0.75, 0.81], "0.9 of 0.9"
+    assert choose_targets([written(tmp_path / "c", ())]) == []
 
 
 def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
     runs = [written(tmp_path / name, ACCURACY) for name in "abc"]
     for run, algorithm in zip(runs, ({"mu": 0.1, "k": 1}, {"mu": 0.5, "k": 1}, {"beta": 2}), strict=True):
         run.config.update(algorithm={"name": "x", **algorithm}, seed=0, training={"rounds": 5, "lr": 0.1})
-    lines = summaries(named(runs))
+    lines = summarize_runs(named(runs))
     assert [line["mu"] for line in lines] == ["0.1", "0.5", ""]
     assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
 
 
 def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY, sent=1 << 20), written(tmp_path / "b", ("0.1",), sent=1 << 10)]
-    shown = runs_table(summaries(named(runs), [0.8]))
+    shown = build_runs_table(summarize_runs(named(runs), [0.8]))
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["up (MiB)"] for row in rows] == ["5.00", "0.00"] and shown.columns[-1] == "folder"
     assert [row["sent to 80 % (MiB)"] for row in rows] == ["12.00", ""], "three rounds, up and down"
@@ -139,20 +139,21 @@ def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp
 )
 def test_the_folders_of_several_runs_are_told_apart(folders, shown, tmp_path):
     runs = [written(tmp_path / "sweeps" / name, ACCURACY) for name in folders]
-    rows = runs_table(summaries(named(runs))).rows
+    rows = build_runs_table(summarize_runs(named(runs))).rows
     assert [row[-1] for row in rows] == shown
-    assert runs_table(summaries(named(runs[:1]))).rows[0][-1] == str(runs[0].path)
+    assert build_runs_table(summarize_runs(named(runs[:1]))).rows[0][-1] == str(runs[0].path)
 
 
 def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path):
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
     for named_run, accuracies in zip(runs, ([0.9, 0.5, np.nan], [0.6, 0.7, np.nan]), strict=True):
         vars(named_run.run)["final"] = lambda _, values=accuracies: np.array(values)
-    ours, local = summaries(runs, [0.8])
+    ours, local = summarize_runs(runs, [0.8])
     assert (ours["gain over local"], ours["clients below local"]) == (pytest.approx(5.0), 1)
     assert (ours["rounds to 80 %"], ours["time to 80 % (s)"], ours["bytes to 80 %"]) == (3, 6.0, 120)
-    assert [texts(local)[name] for name in ("gain over local", "rounds to 80 %", "time to 80 % (s)")] == ["", "", ""]
-    (alone,) = summaries(runs[:1])
+    texts = format_line(local)
+    assert not any(texts[name] for name in ("gain over local", "rounds to 80 %", "time to 80 % (s)"))
+    (alone,) = summarize_runs(runs[:1])
     assert "gain over local" not in alone and "unseen (%)" not in alone
 
 
@@ -168,13 +169,13 @@ def seeded(tmp_path, lasts, **algorithm):
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and_number(tmp_path):
     runs = named([*seeded(tmp_path / "a", (0.5, 0.7)), *seeded(tmp_path / "b", (0.9,), mu=1)])
-    several, alone = over_seeds(runs, summaries(runs, [0.6]))
+    several, alone = over_seeds(runs, summarize_runs(runs, [0.6]))
     assert (several["seeds"], several["last (%)"], several["rounds"]) == (2, pytest.approx(60), 2)
     assert several["last (%) ±"] == pytest.approx(200**0.5), "the standard deviation of two"
     assert several["rounds to 60 %"] == "", "which one of them has not reached"
     assert several["seed"] == "0, 1" and several["folder"] == str(tmp_path / "a")
     assert (alone["seeds"], alone["last (%)"]) == (1, 90) and np.isnan(float(alone["last (%) ±"]))
-    shown = runs_table([several, alone])
+    shown = build_runs_table([several, alone])
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["last (%)"] for row in rows] == ["60.00 ± 14.14", "90.00"]
     assert [row["run"] for row in rows] == ["fedavg a", "fedavg b/0"]
@@ -183,14 +184,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and
 def test_folders_are_shown_from_where_they_part_also_where_runs_were_named_by_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = named([*seeded(Path("a"), (0.5, 0.7)), *seeded(Path("b"), (0.9,), mu=1)])
-    shown = runs_table(over_seeds(runs, summaries(runs)))
+    shown = build_runs_table(over_seeds(runs, summarize_runs(runs)))
     assert [row[-1] for row in shown.rows] == ["a", "b/0"]
 
 
 def test_the_same_seed_twice_is_no_second_seed(tmp_path):
     runs = named([written(tmp_path / name, ACCURACY) for name in "ab"])
     assert [len(group.runs) for group in seed_groups(runs)] == [1, 1]
-    lines = summaries(runs)
+    lines = summarize_runs(runs)
     assert over_seeds(runs, lines) == lines
 
 
@@ -198,7 +199,7 @@ def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))])
     for place, (named_run, values) in enumerate(zip(runs, ({"mu": 1, "k": 1}, {"mu": 2}), strict=True)):
         named_run.run.config.update(algorithm={"name": "x", **values}, training={"rounds": 5, "lr": place})
-    shown = runs_table(summaries(runs, [0.75, 0.8]))
+    shown = build_runs_table(summarize_runs(runs, [0.75, 0.8]))
     default = [name for place, name in enumerate(shown.columns) if place not in shown.optional]
     assert len(default) <= 8 < len(shown.columns) and default[0] == "run" and {"mu", "last (%)"} <= {*default}
     marked = {(row, shown.columns[column]) for row, column in shown.marked}
@@ -221,7 +222,7 @@ def test_further_measures_are_drawn_where_they_are(tmp_path):
     names = [figure.name for figure in accuracy.plot_further_measures(named([run]))]
     columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
     assert names == [f"{column}_over_rounds" for column in columns]
-    (line,) = summaries(named([run]))
+    (line,) = summarize_runs(named([run]))
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
     assert line["after training (%)"] == 100 * run.columns["trained_accuracy_mean"][-1]

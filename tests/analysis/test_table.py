@@ -10,8 +10,18 @@ import pytest
 import yaml
 
 import table_file
-from pflmpi.analysis.metrics import columns
-from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed, unlike
+from pflmpi.analysis.metrics import parse_columns
+from pflmpi.analysis.table import (
+    Entry,
+    Value,
+    comma_separated,
+    entries,
+    find_different_option,
+    latex,
+    markdown,
+    pick,
+    printed,
+)
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
@@ -32,7 +42,7 @@ def metrics(run, scores):
         texts = ["", "", ""] if of_round is None else [f"{score:.6f}" for score in of_round]
         line = [round, 3, *texts]
         metrics_file.append(run, [*line, *[0] * (len(metrics_file.COLUMNS) - len(line))])
-    return columns(verify.metrics(run, len(scores)))
+    return parse_columns(verify.metrics(run, len(scores)))
 
 
 def made(cell, out, means):
@@ -211,7 +221,7 @@ def test_every_run_of_the_tables_of_papers_is_that_of_its_cell():
             continue
         for cell in cells(load(path), [], 1)[::5]:
             resolved = yaml.safe_load(dump(parse(cell.raw).resolved()))
-            assert unlike(resolved, cell.raw) == "", cell.name
+            assert find_different_option(resolved, cell.raw) == "", cell.name
 
 
 def test_what_a_configuration_leaves_to_the_run_and_where_its_files_lie_is_no_difference():
@@ -221,8 +231,8 @@ def test_what_a_configuration_leaves_to_the_run_and_where_its_files_lie_is_no_di
         "algorithm": {"name": "/there/mine.py:Mine", "parts": ["body", "head"], "weighting": "samples"},
     }
     given = {"data": {"path": "mine.csv"}, "algorithm": {"name": "/here/mine.py:Mine", "parts": ("body", "head")}}
-    assert unlike(run, given) == ""
-    assert unlike(run, given | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
+    assert find_different_option(run, given) == ""
+    assert find_different_option(run, given | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
 
 
 def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, capsys):

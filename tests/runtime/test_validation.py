@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import quick_run
-from pflmpi.analysis.metrics import best
+from pflmpi.analysis.metrics import find_best_round
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.summary import results
 from pflmpi.analysis.table import entries, pick, printed
@@ -101,7 +101,7 @@ def test_validation_chooses_the_round_whose_test_figure_is_shown():
     columns = {name: np.array(values) for name, values in LINES.items()} | {
         "unseen_accuracy_mean": np.array([1, 2, 3.0])
     }
-    assert best(columns) == 2 and best({"accuracy_mean": columns["accuracy_mean"]}) == 1
+    assert find_best_round(columns) == 2 and find_best_round({"accuracy_mean": columns["accuracy_mean"]}) == 1
     assert pick(columns, "mean", "best") == 60 and pick(columns, "spread", "best") == 30
     assert pick(columns, "unseen", "best") == 300
     assert pick({name: columns[name] for name in ("accuracy_mean", "accuracy_std")}, "spread", "best") == 20
@@ -113,7 +113,7 @@ def test_a_round_without_a_validation_figure_is_not_chosen():
     untested = {**some, "accuracy_mean": np.array([np.nan, 0.9, 0.6])}
     for columns, chosen in ((some, 0), (none, None), (untested, 2)):
         value = math.nan if chosen is None else 100 * columns["accuracy_mean"][chosen]
-        assert best(columns) == chosen and pick(columns, "mean", "best") == pytest.approx(value, nan_ok=True)
+        assert find_best_round(columns) == chosen and pick(columns, "mean", "best") == pytest.approx(value, nan_ok=True)
         lines = [dict(zip(columns, map(str, values), strict=True)) for values in zip(*columns.values(), strict=True)]
         assert measured_rounds({}, lines).best == (
             None if chosen is None else pytest.approx({name: values[chosen] for name, values in columns.items()})

@@ -111,7 +111,7 @@ def test_the_record_of_a_run_on_cpus_does_not_ask_for_gpus(tmp_path, monkeypatch
 def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
     found = scale_folder.scaling([1, 2])
     out = scale_folder.measured(tmp_path, found)
-    records.failed(runs(found)[-1], out, "no memory is left")
+    records.record_failure(runs(found)[-1], out, "no memory is left")
     write_table(results(out))
     with open(out / "scale.csv", newline="") as file:
         lines = list(csv.DictReader(file))

@@ -11,7 +11,7 @@ from pflmpi.analysis.plots import Curves, Stack
 from pflmpi.cli import main
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import runs
-from pflmpi.scaling.page import figures
+from pflmpi.scaling.page import plot_figures
 from pflmpi.scaling.results import PARTS, results
 
 
@@ -21,7 +21,7 @@ def strong(tmp_path):
 
 
 def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong):
-    by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}
+    by_name = {plot.name: plot for plot in plot_figures({"strong": results(strong)})}
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves
@@ -48,7 +48,7 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
 def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, capfd):
     found = scale_folder.scaling([1, 2, 4])
     weak = scale_folder.measured(tmp_path / "other", found, digest=lambda one: str(one.ranks == 4))
-    records.failed(runs(found)[1], weak, "no memory is left")
+    records.record_failure(runs(found)[1], weak, "no memory is left")
     assert main(["report", str(strong), str(weak), "--out", str(tmp_path / "both")]) == 1
     shown = capfd.readouterr()
     assert (
@@ -71,6 +71,6 @@ def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
 def test_an_experiment_without_a_run_says_why(tmp_path, capfd):
     found = scale_folder.scaling([2], repeats=1)
     out = scale_folder.measured(tmp_path / "s", found)
-    records.failed(runs(found)[0], out, "no memory is left")
+    records.record_failure(runs(found)[0], out, "no memory is left")
     assert main(["report", str(out)]) == 2
     assert "nothing was measured" in (said := capfd.readouterr().err) and "no memory is left" in said

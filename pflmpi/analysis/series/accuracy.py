@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pflmpi.analysis.comparable import main_measure, seed_groups
-from pflmpi.analysis.metrics import CONFIDENCE, best, interval
+from pflmpi.analysis.metrics import CONFIDENCE, find_best_round, interval
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
@@ -210,7 +210,7 @@ def _make_mean_curve(named_run: NamedRun, measure: MainMeasure, banded: bool) ->
             place = np.flatnonzero(rounds == number)
             with np.errstate(invalid="ignore"):  # next to an infinite value it is NaN
                 low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
-    mark = best(run.columns, seen, measure)
+    mark = find_best_round(run.columns, seen, measure)
     return Curve(named_run.legend, rounds, mean, low, high, mark, style=named_run.style, source=named_run.label)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.metrics import best
+from pflmpi.analysis.metrics import find_best_round
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
 from pflmpi.analysis.series.accuracy import choose_measure, format_mean_label, format_title, mask_evaluated
@@ -75,7 +75,7 @@ def _plot_against(measure: MainMeasure, what: str, caption: str, x_label: str, t
     for named_run, total in totals:
         seen = mask_evaluated(named_run, measure.column)
         mean = measure.scale * named_run.run.columns[measure.column][seen]
-        mark, style = best(named_run.run.columns, seen, measure), named_run.style
+        mark, style = find_best_round(named_run.run.columns, seen, measure), named_run.style
         curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.clients_table import ClientValues, diagnostic_values, kept_array, kept_rows, numbers_of_clients
+from pflmpi.analysis.clients_table import (
+    ClientValues,
+    read_client_numbers,
+    read_diagnostic,
+    read_kept_array,
+    read_kept_rows,
+)
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, pick_first_middle_last
 from pflmpi.analysis.series.similarity import select_pairs
@@ -63,7 +69,7 @@ def _plot_client_numbers(
     """A number of each client (rows) in each checkpoint (columns)."""
     values = np.full((checkpoints[-1].num_clients, len(checkpoints)), np.nan)
     for column, checkpoint in enumerate(checkpoints):
-        values[:, column] = numbers_of_clients(checkpoint, name, diagnostic)
+        values[:, column] = read_client_numbers(checkpoint, name, diagnostic)
     if np.isnan(values).all():
         return Missing(diagnostic.title, "no checkpoint has a value of it yet")
     rounds = [checkpoint.number for checkpoint in checkpoints]
@@ -89,7 +95,7 @@ def _plot_shares(
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
     last, title = checkpoints[-1], diagnostic.title
     among = choose_clients(last)
-    of_last = diagnostic_values(last, name, diagnostic, among)
+    of_last = read_diagnostic(last, name, diagnostic, among)
     if of_last is None:
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
     ids = of_last[0].tolist()
@@ -124,7 +130,7 @@ def _plot_shares_over_rounds(
     }
     before: ClientValues | None = None  # one at a time in memory
     for checkpoint in checkpoints:
-        now = diagnostic_values(checkpoint, name, diagnostic, among)
+        now = read_diagnostic(checkpoint, name, diagnostic, among)
         chosen = np.zeros((0, 1), bool) if now is None else now[1]
         again = np.empty(0) if before is None or now is None else _compute_overlaps_of_changed(before, now)
         across = select_pairs(compute_overlaps(chosen))
@@ -220,7 +226,7 @@ def _make_weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeig
     Of the matrix of all clients that the server keeps, some rows and columns are taken.
     """
     among = choose_clients(checkpoint) if diagnostic.server else checkpoint.participants if diagnostic.kept else None
-    of_round = diagnostic_values(checkpoint, name, diagnostic, among)
+    of_round = read_diagnostic(checkpoint, name, diagnostic, among)
     if of_round is None or (diagnostic.kept and among is None):
         return None
     clients, weights = of_round
@@ -228,7 +234,7 @@ def _make_weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeig
     if diagnostic.server:
         weights = weights[:, clients]
     if diagnostic.kept:
-        others = kept_rows(checkpoint, diagnostic.clients, among) if diagnostic.clients else None
+        others = read_kept_rows(checkpoint, diagnostic.clients, among) if diagnostic.clients else None
         if others is None:
             columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
             weights = weights[:, columns]
@@ -305,8 +311,8 @@ def read_known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Clou
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
         parts.append((np.array([_SERVER]), shared[np.newaxis], None if flag is None else flag[np.newaxis]))
-    if diagnostic.kept and (kept := kept_array(checkpoint, diagnostic.kept, among)) is not None:
-        flags = kept_array(checkpoint, diagnostic.kept_known, among) if diagnostic.kept_known else None
+    if diagnostic.kept and (kept := read_kept_array(checkpoint, diagnostic.kept, among)) is not None:
+        flags = read_kept_array(checkpoint, diagnostic.kept_known, among) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
     columns = []
     for clients, values, flag in parts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.model import assembled, client_states, comparable_model
+from pflmpi.analysis.model import assemble_model, get_comparable_model, read_client_states
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, spread_over
@@ -62,14 +62,14 @@ def plot_cosines(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves | 
 
 def read_layers(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, Layer]:
     """The layers of body and head of some clients by ascending ids; layers of heterogeneous models apart."""
-    model = comparable_model(checkpoint)
+    model = get_comparable_model(checkpoint)
     by_name = {}
     for cohort, members in checkpoint.cohorts.items():
         rows: dict[str, list[np.ndarray]] = {}
         of_cohort = clients[np.isin(clients, members)]
-        for state in client_states(checkpoint, of_cohort.tolist()):
+        for state in read_client_states(checkpoint, of_cohort.tolist()):
             tensors: dict[str, list[np.ndarray]] = {}
-            for path, array in sorted(assembled(checkpoint, model, state).items()):
+            for path, array in sorted(assemble_model(checkpoint, model, state).items()):
                 if not path.startswith("stats/"):
                     tensors.setdefault(path.rpartition("/")[0], []).append(array.ravel())
             for name, arrays in tensors.items():
@@ -125,8 +125,8 @@ def _plot_cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence
 
 def _count_model_values(checkpoint: Checkpoint) -> int:
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
-    model = comparable_model(checkpoint)
-    models = [assembled(checkpoint, model, state) for state in client_states(checkpoint, firsts)]
+    model = get_comparable_model(checkpoint)
+    models = [assemble_model(checkpoint, model, state) for state in read_client_states(checkpoint, firsts)]
     return max(1, *(sum(array.size for array in arrays.values()) for arrays in models))
 
 
