@@ -1,4 +1,4 @@
-"""One checkpoint of a run, read as it is needed."""
+"""One checkpoint of a run, read lazily."""
 
 import json
 import math
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The state of a run after a round. Nothing is read before it is used, and then once.
+    """The state of a run after a round. Everything is read at its first use, and only once.
 
-    Everything that reads raises `CheckpointError` where a file is missing, damaged or of a newer format.
+    Reading raises `CheckpointError` if a file is missing, damaged or of a newer format.
 
     Attributes:
-        run: the folder.
-        number: of the round.
+        run: the folder of the run.
+        number: the round.
     """
 
     run: Path
@@ -46,20 +46,18 @@ class Checkpoint:
     @cached_property
     def clients(self) -> "Leaves":
         """State of the clients by path: lazy arrays [N, ...] in client order; see `Leaves` for heterogeneous models."""
-        alike = len(self.cohorts) == 1
-        return Leaves(
-            {
-                leaf if alike else f"{cohort}/{leaf}": LeafRows(
-                    ids := self.cohorts[cohort], (len(ids), *shape), dtype, self.run, self._layout, cohort, leaf
-                )
-                for cohort, kinds in run_folder.read_kinds(self.run, self.number).items()
-                for leaf, (shape, dtype) in kinds.items()
-            }
-        )
+        leaves: dict[str, LeafRows] = {}
+        for cohort, kinds in run_folder.read_kinds(self.run, self.number).items():
+            ids = self.cohorts[cohort]
+            prefix = "" if len(self.cohorts) == 1 else f"{cohort}/"
+            for leaf, (shape, dtype) in kinds.items():
+                rows = LeafRows(ids, (len(ids), *shape), dtype, self.run, self._layout, cohort, leaf)
+                leaves[prefix + leaf] = rows
+        return Leaves(leaves)
 
-    @cached_property
+    @property
     def cohorts(self) -> Mapping[str, np.ndarray]:
-        """The ascending ids [m] of the clients of each cohort: those with one and the same model."""
+        """The ascending ids [m] of the clients of each cohort, which share a model architecture."""
         return self._layout.cohorts
 
     @property
@@ -72,7 +70,7 @@ class Checkpoint:
         return run_folder.read_server(self.run, self.number)
 
     def server_leaf(self, path: str) -> np.ndarray | None:
-        """One array of the server's state, None if it has none of that path; the others are not read."""
+        """One array of the server's state, None if there is no such path; others are not read."""
         return run_folder.read_array(self.run, self.number, "server", path)
 
     @cached_property
@@ -81,7 +79,7 @@ class Checkpoint:
         return run_folder.read_metrics(self.run, self.number)
 
     def metric(self, name: str) -> np.ndarray | None:
-        """One of `metrics`, None if there is none of that name; the others are not read."""
+        """One of `metrics`, None if there is no such name; others are not read."""
         return run_folder.read_array(self.run, self.number, "metrics", name)
 
     @cached_property
@@ -92,7 +90,7 @@ class Checkpoint:
 
     @cached_property
     def bytes(self) -> Mapping[str, np.ndarray]:
-        """Traffic of the round in bytes: up, down [N] as papers count; wire_up, wire_down [] as moved."""
+        """Bytes of the round: up, down [N], the sizes of messages; wire_up, wire_down [], what collectives moved."""
         return run_folder.read_bytes(self.run, self.number)
 
     @cached_property
@@ -102,38 +100,42 @@ class Checkpoint:
 
     @cached_property
     def normalisation(self) -> Mapping[str, np.ndarray]:
-        """Mean and deviation of the samples, `mean` and `std` [C] as models take them."""
+        """Mean and standard deviation that samples are normalised with, `mean` and `std` [C]."""
         return run_folder.read_section(self.run, self.number, "normalisation")
 
     @cached_property
     def attributes(self) -> Mapping[str, str | int | float]:
-        """Attributes of the round file: the configuration, the algorithm, what describes the arrays."""
+        """Attributes of the round file: the configuration, the algorithm, descriptions of the arrays."""
         return run_folder.read_attributes(self.run, self.number)
 
     @cached_property
     def personal(self) -> Personal:
-        """How the model that a client predicts with is put together.
+        """How the model that a client predicts with is assembled.
 
         Raises:
-            CheckpointError: the file does not say.
+            CheckpointError: the file lacks the description.
         """
-        return self._described("personal", personal.from_json)
+        return self._read_description("personal", personal.from_json)
 
     @cached_property
     def diagnostics(self) -> Mapping[str, Diagnostic]:
-        """What the algorithm shows besides scores, by name; raises as `personal`, and for a name that none can have."""
-        described = self._described("diagnostics", diagnostics.from_json)
-        for name in described:
-            if not diagnostics.NAME.fullmatch(name):
-                wrong = (
-                    f"a diagnostic is named {short_repr(name)}; names have lower-case letters, digits and underscores"
+        """The diagnostics that the algorithm declares, by name.
+
+        Raises:
+            CheckpointError: the file lacks their description, or a name is not allowed.
+        """
+        by_name = self._read_description("diagnostics", diagnostics.from_json)
+        for name in by_name:
+            if not diagnostics.NAME.fullmatch(name):  # names become file names
+                raise CheckpointError(
+                    f"{self.path} cannot be read: a diagnostic is named {short_repr(name)}; names have lower-case "
+                    "letters, digits and underscores; put a good copy in its place"
                 )
-                raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place")
-        return described
+        return by_name
 
     @cached_property
     def measured(self) -> Mapping[str, np.ndarray]:
-        """Diagnostics that are part of no state, by name, with rows [P, ...] in the order of `participants`."""
+        """Diagnostics measured in the round, which no state contains: rows [P, ...] in the order of `participants`."""
         return run_folder.read_section(self.run, self.number, "diagnostics")
 
     def digest(self) -> str:
@@ -141,43 +143,46 @@ class Checkpoint:
         return run_folder.digest(self.run, self.number)
 
     def verify(self) -> list[str]:
-        """What is wrong with the files of the round, one line each; every byte of them is read."""
+        """Problems of the files of the round, one line each; reads every byte."""
         return verify.problems(self.run, self.number)
 
     def written_since(self, before: "Checkpoint") -> np.ndarray:
-        """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
+        """Clients whose rows were written after an earlier checkpoint, [N] bool; other rows are the same bytes."""
         now, then = self._layout, before._layout
-        same_file = {name: number for number, name in enumerate(then.files)}
-        file = np.array([*(same_file.get(name, len(same_file)) for name in now.files), NOWHERE])
-        return np.asarray((file[now.file] != then.file) | (now.row != then.row))
+        then_index = {name: index for index, name in enumerate(then.files)}
+        # Indices into now.files as indices into then.files; the last entry is for NOWHERE, which is -1.
+        to_then = np.array([*(then_index.get(name, len(then_index)) for name in now.files), NOWHERE])
+        return np.asarray((to_then[now.file] != then.file) | (now.row != then.row))
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """Whose rows were written in a round, [N] bool: all others are as they were before the first."""
+        """Clients whose rows were written in any round, [N] bool; the others still have their initial state."""
         rounds = [round_of(Path(name).name) or 0 for name in self._layout.files]
         return np.asarray(np.array([*rounds, 0])[self._layout.file] > 0)
 
-    def _described(self, name: str, read: Callable[[Any], T]) -> T:
+    def _read_description(self, name: str, read: Callable[[Any], T]) -> T:
         try:
             return read(json.loads(str(self.attributes[name])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            wrong = f"its attribute {name!r} is missing, or not what pflmpi writes"
-            raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place") from error
+            raise CheckpointError(
+                f"{self.path} cannot be read: its attribute {name!r} is missing, or not what pflmpi writes; put a good "
+                "copy in its place"
+            ) from error
 
     @cached_property
     def _layout(self) -> Layout:
         return run_folder.read_layout(self.run, self.number)
 
 
-# --- state of the clients as arrays that are read when they are indexed
+# --- state of the clients as lazy arrays
 
 
 @dataclass(frozen=True, eq=False)
 class LeafRows:
-    """One leaf of the clients of a cohort, [m, ...] in the order of `clients`; nothing is read until it is indexed.
+    """One leaf of the clients of a cohort, [m, ...] in the order of `clients`; read when it is indexed.
 
-    `rows[3]`, `rows[[0, 4]]`, `rows[2:5, 0]` read the rows of these clients alone, `np.asarray(rows)` reads all. What
-    is read is checked against its checksum where a file's rows are all read; `Checkpoint.verify` checks every byte.
+    `rows[3]`, `rows[[0, 4]]`, `rows[2:5, 0]` read only the rows of these clients, `np.asarray(rows)` reads all. Reading
+    all rows of a file checks its checksum; `Checkpoint.verify` checks every byte.
 
     Attributes:
         clients: [m] ascending ids.
@@ -209,21 +214,21 @@ class LeafRows:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("rows on disk cannot be had without a copy")
-        everything = self._read(np.arange(len(self)))
-        return everything if dtype is None else everything.astype(dtype, copy=False)
+        rows = self._read(np.arange(len(self)))
+        return rows if dtype is None else rows.astype(dtype, copy=False)
 
     def __getitem__(self, index: Any) -> Any:
-        """The same as NumPy for the whole array; only the rows that the first index names are read."""
+        """Indexes like NumPy, but reads only the rows that the first index selects."""
         first, *rest = index if isinstance(index, tuple) else (index,)
         if isinstance(first, list):
             first = np.array(first) if first else np.empty(0, np.int64)
-        if not _names_clients(first):
-            return np.asarray(self)[index]  # an ellipsis, a new axis, a mask of several axes
+        if not _selects_clients(first):
+            return np.asarray(self)[index]  # an ellipsis, a new axis, a mask over several axes
         wanted = np.arange(len(self))[first]
-        needed, positions = np.unique(wanted, return_inverse=True)
-        rows = self._read(needed)
+        unique, positions = np.unique(wanted, return_inverse=True)
+        rows = self._read(unique)
         if isinstance(first, slice):
-            return (rows if np.array_equal(needed, wanted) else rows[positions])[(slice(None), *rest)]
+            return (rows if np.array_equal(unique, wanted) else rows[positions])[(slice(None), *rest)]
         return rows[(positions.reshape(wanted.shape)[()], *rest)]
 
     def __repr__(self) -> str:
@@ -234,17 +239,17 @@ class LeafRows:
         return read_leaf(self._run, self._layout, self._cohort, self._leaf, self.clients[positions], like)
 
 
-def _names_clients(first: object) -> bool:
-    """Whether an index is of the first axis alone."""
+def _selects_clients(first: object) -> bool:
+    """Whether an index applies to the first axis only."""
     if isinstance(first, np.ndarray):
         return first.dtype.kind in "iu" or (first.dtype.kind == "b" and first.ndim == 1)
     return isinstance(first, int | np.integer | slice) and not isinstance(first, bool | np.bool_)
 
 
 class Leaves(Mapping[str, LeafRows]):
-    """The leaves of the clients by path, such as "model/head/weight"; "model/head.weight" is the same one.
+    """The leaves of the clients by path, such as "model/head/weight"; "model/head.weight" works too.
 
-    Heterogeneous models: the leaves of each cohort are apart, as "cohort0/model/head/weight".
+    With heterogeneous models each cohort has leaves of its own, such as "cohort0/model/head/weight".
     """
 
     def __init__(self, leaves: Mapping[str, LeafRows]) -> None:

@@ -1,4 +1,4 @@
-"""The figures of each client after each round, one array for each column."""
+"""The values of each client after a round: metrics, traffic and diagnostics."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from pflmpi.learning.diagnostics import Category, Diagnostic, PerClient
 from pflmpi.store.descriptions import Descriptions
 
 Columns = dict[str, np.ndarray]
-ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
+ClientValues = tuple[np.ndarray, np.ndarray]  # ascending ids [m] of clients, and their values [m, ...]
 
 _BYTES = {"up": "up_bytes", "down": "down_bytes"}
-_OF_CLIENTS = (("client",), ("participant",))  # axes of figures that have a number for each
+_CLIENT_AXES = (("client",), ("participant",))  # axes of metrics with one number for each client or participant
 
 
 def build_client_columns(checkpoint: Checkpoint) -> Columns:
-    """Columns [N] by name, in client order; NaN where a client has no value.
+    """The columns [N] of `Run.clients_table` for one round, in client order; NaN where a client has no value.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -47,27 +47,27 @@ def _client_metrics(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
     descriptions = Descriptions({})
     for name, values in checkpoint.metrics.items():
         axes = descriptions.figure("metrics", name)[1]
-        if axes not in _OF_CLIENTS or name in {"participants", "total", "validation_total"}:  # which `partition` has
+        if axes not in _CLIENT_AXES or name in {"participants", "total", "validation_total"}:  # columns of their own
             continue
         column = name.replace("client_", "")
         if axes == ("client",):
             yield column, values
         else:
-            of_all = np.full(checkpoint.num_clients, np.nan)
-            of_all[checkpoint.metrics["participants"]] = values
-            yield column, of_all
+            client_values = np.full(checkpoint.num_clients, np.nan)
+            client_values[checkpoint.metrics["participants"]] = values
+            yield column, client_values
 
 
-# --- values of a diagnostic: what clients keep, what the server keeps, or what was measured
+# --- values of a diagnostic, from the state of clients, from the server's, or measured in the round
 
 
 def read_diagnostic(
     checkpoint: Checkpoint, name: str, diagnostic: Diagnostic, among: np.ndarray | None = None
 ) -> ClientValues | None:
-    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none.
+    """A diagnostic's values by client, flattened to [m, n]; None if the checkpoint has none.
 
     Args:
-        among: ids of the clients that are read; None for all.
+        among: ids of the clients to read; None for all.
     """
     if diagnostic.kept:
         return read_kept_rows(checkpoint, diagnostic.kept, among)
@@ -83,14 +83,14 @@ def read_diagnostic(
 
 
 def _row_index(clients: np.ndarray, among: np.ndarray | None) -> np.ndarray | slice:
-    """An index of the rows of clients [m] that are `among` others."""
+    """Index of the rows of the clients [m] that are in `among`; None for all."""
     return slice(None) if among is None else np.isin(clients, among)
 
 
 def read_kept_rows(checkpoint: Checkpoint, path: str, among: np.ndarray | None = None) -> ClientValues | None:
-    """What clients keep at or below a path, flattened to [m, n]; None where no client does."""
-    alike = len(checkpoint.cohorts) == 1
-    leaves = dict.fromkeys(leaf if alike else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    """The clients' state at or below a path, flattened to [m, n]; None if there is none."""
+    one_cohort = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if one_cohort else leaf.partition("/")[2] for leaf in checkpoint.clients)
     arrays = [
         read_kept_array(checkpoint, leaf, among) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")
     ]
@@ -101,26 +101,27 @@ def read_kept_rows(checkpoint: Checkpoint, path: str, among: np.ndarray | None =
 
 
 def read_kept_array(checkpoint: Checkpoint, path: str, among: np.ndarray | None = None) -> ClientValues | None:
-    """One array of the clients of all cohorts, [m, ...]; None where no client keeps it."""
-    alike = len(checkpoint.cohorts) == 1
-    of_cohorts = [
-        (clients[rows := _row_index(clients, among)], checkpoint.clients[leaf][rows])
-        for cohort, clients in checkpoint.cohorts.items()
-        if (leaf := path if alike else f"{cohort}/{path}") in checkpoint.clients
-    ]
-    if not of_cohorts:
+    """One leaf of the clients of all cohorts, [m, ...]; None if no client has it."""
+    cohort_values = []
+    for cohort, members in checkpoint.cohorts.items():
+        leaf = path if len(checkpoint.cohorts) == 1 else f"{cohort}/{path}"
+        if leaf in checkpoint.clients:
+            rows = _row_index(members, among)
+            cohort_values.append((members[rows], checkpoint.clients[leaf][rows]))
+    if not cohort_values:
         return None
-    clients, values = (np.concatenate(parts) for parts in zip(*of_cohorts, strict=True))
+    clients, values = (np.concatenate(parts) for parts in zip(*cohort_values, strict=True))
     order = np.argsort(clients, kind="stable")
     return clients[order], values[order]
 
 
 def read_client_numbers(checkpoint: Checkpoint, name: str, diagnostic: PerClient | Category) -> np.ndarray:
-    """The number [N] of each client, NaN where it has none."""
+    """A diagnostic's number [N] for each client, NaN where a client has none."""
     values = np.full(checkpoint.num_clients, np.nan)
-    if (of_round := read_diagnostic(checkpoint, name, diagnostic)) is None:
+    client_values = read_diagnostic(checkpoint, name, diagnostic)
+    if client_values is None:
         return values
-    clients, numbers = of_round
+    clients, numbers = client_values
     values[clients] = numbers[:, 0]
     if isinstance(diagnostic, PerClient) and diagnostic.known:
         flags = read_kept_rows(checkpoint, diagnostic.known)

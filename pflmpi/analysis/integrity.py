@@ -1,4 +1,4 @@
-"""Whether every file of a run is as it was written."""
+"""Checks every byte of every file of a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from pflmpi.text import for_shell
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """One file, after every byte of it has been read.
+    """A file of which every byte was checked.
 
     Attributes:
-        problems: what is wrong with it, one line each.
+        problems: what is wrong with it, one line each; none if it is intact.
     """
 
     path: Path
@@ -26,7 +26,7 @@ class CheckedFile:
 
 
 def files(run: Path) -> list[Path]:
-    """The files of a run that have checksums: shards, also those no checkpoint needs, rounds, probes and modules.h5."""
+    """The HDF5 files of a run: shards, including unused ones, round files, probes and modules.h5."""
     shards = [path for path in sorted((run / SHARDS).glob("*.h5")) if round_of(path.name) is not None]
     probes = [probe_file.path(run, round) for round in probe_file.rounds(run)]
     modules = [module_file.path(run)] if module_file.path(run).exists() else []
@@ -34,9 +34,9 @@ def files(run: Path) -> list[Path]:
 
 
 def check(run: Path) -> Iterator[CheckedFile]:
-    """Check the text files and then each of `files`; a file that a running run deletes is left out.
+    """Checks the text files and then each of `files`; leaves out files that a running run deletes meanwhile.
 
-    A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
+    A round file is intact if its own bytes are, and every shard that it needs exists and holds the clients it names.
     """
     good: set[Path] = set()
     texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
@@ -51,17 +51,22 @@ def check(run: Path) -> Iterator[CheckedFile]:
             length = path.lstat().st_size
         except FileNotFoundError:
             if path not in texts or not problems:
-                continue
+                continue  # deleted meanwhile, or an optional text file
             length = 0
         yield CheckedFile(path, length, problems)
 
 
 def _find_problems(run: Path, path: Path, good: set[Path]) -> list[str]:
-    """What is wrong with a file, one line each; `CheckpointError` where it is one thing alone."""
+    """The problems of a file, one line each; some are raised as `CheckpointError`.
+
+    Args:
+        good: files that were checked before and are intact.
+    """
     if path == config_file.path(run):
         if not path.exists():
-            taken = f"`pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
-            raise CheckpointError(f"{path} is missing; {taken}")
+            raise CheckpointError(
+                f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
+            )
         stored.verified(run)
         return []
     if path == partition_file.path(run):
@@ -79,5 +84,6 @@ def _find_problems(run: Path, path: Path, good: set[Path]) -> list[str]:
     problems = verify.checkpoint(run, number, whole=True, intact=good)
     if path in problems:
         return [problems[path]]
-    needed = (problem for shard, problem in problems.items() if shard in good or not shard.exists())  # else said of it
-    return [*damaged_arrays(path), *(f"{path}: {problem}" for problem in needed)]
+    # Damage of an existing shard is reported for the shard itself.
+    of_shards = [problem for shard, problem in problems.items() if shard in good or not shard.exists()]
+    return [*damaged_arrays(path), *(f"{path}: {problem}" for problem in of_shards)]

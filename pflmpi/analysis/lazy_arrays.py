@@ -1,4 +1,4 @@
-"""The state of a run over rounds as an xarray.Dataset that reads what is used of it."""
+"""The state of a run over rounds as a lazy xarray.Dataset."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -15,24 +15,25 @@ from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.registry import unknown
 from pflmpi.store import run_folder
 
-_SERVER = "server/"  # before the paths of what the server keeps
-_AT_ONCE = 4  # checkpoints whose layouts are in memory
+_SERVER = "server/"  # prefix of the paths of the server's state
+_MOST_CACHED = 4  # checkpoints whose layouts stay in memory
 
 
 def open_dataset(
-    opened: Callable[[int], Checkpoint], rounds: Sequence[int], leaves: Iterable[str] | None
+    open_round: Callable[[int], Checkpoint], rounds: Sequence[int], leaves: Iterable[str] | None
 ) -> xarray.Dataset:
-    """What `Run.to_xarray` returns.
+    """The dataset that `Run.to_xarray` returns.
 
     Args:
-        opened: gives the checkpoint of a round.
-        rounds: at least one; all have a checkpoint.
+        open_round: returns the checkpoint of a round.
+        rounds: at least one; each has a checkpoint.
+        leaves: paths of leaves; None for all.
 
     Raises:
         ConfigError: there is no such leaf.
     """
-    opened = lru_cache(_AT_ONCE)(opened)
-    first = opened(rounds[0])
+    open_round = lru_cache(_MOST_CACHED)(open_round)
+    first = open_round(rounds[0])
     arrays = {
         path.removeprefix("clients/"): array
         for path, array in run_folder.read_named_arrays(first.run, rounds[0]).items()
@@ -47,7 +48,7 @@ def open_dataset(
         axes, shape, dtype = arrays[path]
         if not path.startswith(_SERVER):
             coordinates[axes[0]] = first.clients[path].clients
-        rows = _OverRounds(opened, np.array(rounds), path, shape, dtype)
+        rows = _LeafOverRounds(open_round, np.array(rounds), path, shape, dtype)
         variables[path] = (("round", *axes), indexing.LazilyIndexedArray(rows))
     class_names = json.loads(str(first.attributes.get("class_names", "[]")))
     if class_names and any("class" in axes for axes, _ in variables.values()):
@@ -55,37 +56,41 @@ def open_dataset(
     return xarray.Dataset(variables, coordinates, {"run": str(first.attributes.get("run", ""))})
 
 
-class _OverRounds(BackendArray):
+class _LeafOverRounds(BackendArray):
     """One leaf [rounds, ...] of the clients or the server."""
 
     def __init__(
         self,
-        opened: Callable[[int], Checkpoint],
+        open_round: Callable[[int], Checkpoint],
         rounds: np.ndarray,
         path: str,
         shape: tuple[int, ...],
         dtype: np.dtype,
     ) -> None:
-        self._opened, self._rounds, self._path = opened, rounds, path
+        self._open_round, self._rounds, self._path = open_round, rounds, path
         self.shape, self.dtype = (len(rounds), *shape), dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-        """The values at an index for each axis: an integer, a slice, or an array [n] of integers."""
-        of_rounds, *rest = key
-        numbers = self._rounds[of_rounds]
+        """Reads the values at an index for each axis: an integer, a slice, or an array [n] of integers."""
+        round_index, *rest = key
+        numbers = self._rounds[round_index]
         if not numbers.ndim:
-            return self._of_round(int(numbers), rest)
+            return self._read_round(int(numbers), rest)
         if not len(numbers):
-            nothing = np.broadcast_to(np.zeros((), self.dtype), self.shape[1:])
-            return np.empty((0, *_index_axes(nothing, rest).shape), self.dtype)
-        return np.stack([self._of_round(int(number), rest) for number in numbers])
+            unread = np.broadcast_to(np.zeros((), self.dtype), self.shape[1:])
+            return np.empty((0, *_index_axes(unread, rest).shape), self.dtype)
+        return np.stack([self._read_round(int(number), rest) for number in numbers])
 
-    def _of_round(self, number: int, index: Sequence[Any]) -> np.ndarray:
-        checkpoint, server = self._opened(number), self._path.removeprefix(_SERVER)
-        leaf = checkpoint.clients.get(self._path) if server == self._path else checkpoint.server_leaf(server)
+    def _read_round(self, number: int, index: Sequence[Any]) -> np.ndarray:
+        checkpoint = self._open_round(number)
+        leaf: Any
+        if self._path.startswith(_SERVER):
+            leaf = checkpoint.server_leaf(self._path.removeprefix(_SERVER))
+        else:
+            leaf = checkpoint.clients.get(self._path)
         if leaf is None or leaf.shape != self.shape[1:]:
             shape = "missing" if leaf is None else list(leaf.shape)
             raise CheckpointError(
@@ -96,9 +101,9 @@ class _OverRounds(BackendArray):
 
 
 def _index_axes(array: Any, index: Sequence[Any]) -> np.ndarray:
-    """The values at an index for each axis, one axis after the other; of the first only the rows named are read."""
+    """Indexes one axis after the other, so that of lazy rows only the selected ones are read."""
     values, axis = array, 0
-    for of_axis in index:
-        values = values[(*(slice(None),) * axis, of_axis)]
-        axis += isinstance(of_axis, slice | np.ndarray)
+    for axis_index in index:
+        values = values[(*(slice(None),) * axis, axis_index)]
+        axis += isinstance(axis_index, slice | np.ndarray)  # an integer removes the axis
     return np.asarray(values)

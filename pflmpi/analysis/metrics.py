@@ -16,50 +16,54 @@ from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_repr
 
-CONFIDENCE = 0.95  # of intervals
+CONFIDENCE = 0.95  # level of confidence intervals
 
 
 def parse_columns(metrics: Metrics) -> dict[str, np.ndarray]:
     """Verified metrics by column, each [rounds].
 
-    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. Where the
-    figures of rounds are lost, all but `round` are float64, and NaN there.
+    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has no value. If the
+    metrics of rounds are lost, all columns but `round` are float64, and NaN in these rounds.
     """
     rows = [text.split(",") for text in metrics.texts]
     columns = {name: _parse_column(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
     if metrics.lost:
-        unknown = columns["round"] <= metrics.lost
-        columns |= {name: np.where(unknown, np.nan, columns[name]) for name in columns if name != "round"}
+        is_lost = columns["round"] <= metrics.lost
+        columns |= {name: np.where(is_lost, np.nan, columns[name]) for name in columns if name != "round"}
     return columns
 
 
 def find_last_value(values: np.ndarray) -> float:
-    """The last value of a column that is not NaN; NaN if all are."""
-    measured = values[~np.isnan(values)]
-    return float(measured[-1]) if len(measured) else float("nan")
+    """The last value of a column that is not NaN; NaN if there is none."""
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 def find_best_round(
-    columns: Mapping[str, np.ndarray], seen: np.ndarray | slice = slice(None), measure: MainMeasure = ACCURACY
+    columns: Mapping[str, np.ndarray], rounds: np.ndarray | slice = slice(None), measure: MainMeasure = ACCURACY
 ) -> int | None:
-    """The place of the best round by a measure, of validation samples where there are some; None without any.
+    """Index of the best round by a measure; None if no round has a value.
+
+    If there are validation samples, they choose the round, among those with a value on test samples.
 
     Args:
-        seen: the rounds to choose from, among which the place is counted.
+        rounds: mask or slice of the rounds to choose from; the returned index counts these.
     """
-    judge, measured = columns[judged_by(measure.column, columns)], ~np.isnan(columns[measure.column])
-    values = np.where(measured, judge, np.nan)[seen]
-    return None if np.isnan(values).all() else int((np.nanargmin if measure.lower else np.nanargmax)(values))
+    judge = columns[judged_by(measure.column, columns)]
+    values = np.where(np.isnan(columns[measure.column]), np.nan, judge)[rounds]
+    if np.isnan(values).all():
+        return None
+    return int(np.nanargmin(values) if measure.lower else np.nanargmax(values))
 
 
 def interval(values: ArrayLike) -> np.ndarray:
-    """Half of the confidence interval of the mean of values [n, ...], n > 1, by Student's t, [...].
+    """Half the width of the confidence interval (Student's t) of the mean of values [n, ...], n > 1; [...].
 
     >>> round(float(interval([1.0, 2.0, 3.0])), 4)  # 4.3027 / sqrt(3)
     2.4841
     """
     values = np.asarray(values)
-    special: Any = import_module("scipy.special")  # here: few commands need it
+    special: Any = import_module("scipy.special")  # imported here because few commands need it
     quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
     return np.asarray(quantile * values.std(0, ddof=1) / len(values) ** 0.5)
 
@@ -72,11 +76,11 @@ def _parse_column(name: str, texts: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CostTo:
-    """The cost of the rounds up to one, that one included.
+    """The cost of reaching a target.
 
     Attributes:
-        rounds: how many.
-        seconds: of these rounds.
+        rounds: number of rounds, including the one that reaches it.
+        seconds: duration of these rounds.
         up_bytes, down_bytes: logical bytes to and from the server.
     """
 
@@ -87,32 +91,34 @@ class CostTo:
 
 
 def compute_cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "accuracy_mean") -> CostTo | None:
-    """The cost until the first round that reaches a target; None if none does, or figures of rounds before are lost.
+    """The cost up to the first round that reaches a target; None if no round does, or metrics of rounds are lost.
 
     Args:
-        columns: of metrics.csv.
-        target: at least this much, or at most in a column of losses; accuracies are shares.
+        columns: columns of metrics.csv.
+        target: a lower bound, or an upper bound for losses and errors; accuracies are shares.
         metric: a column.
 
     Raises:
-        ConfigError: there is no such column, or the target is none of it.
+        ConfigError: there is no such column, or the target is impossible for it.
     """
     if metric not in columns:
         raise ConfigError(unknown("column of metrics.csv", metric, list(columns)))
     check_target("target", target, metric)
     values = columns[metric]
-    reached = np.flatnonzero(values <= target if lower_is_better(metric) else values >= target)  # never NaN
+    reached = np.flatnonzero(
+        values <= target if lower_is_better(metric) else values >= target
+    )  # comparing NaN is False
     if not len(reached):
         return None
     until = slice(0, int(reached[0]) + 1)
     seconds, up, down = (columns[name][until].sum() for name in ("seconds", "up_bytes", "down_bytes"))
-    if np.isnan(up):
+    if np.isnan(up):  # metrics of rounds are lost
         return None
     return CostTo(int(columns["round"][reached[0]]), float(seconds), int(up), int(down))
 
 
 def check_target(name: str, target: object, metric: str = "accuracy_mean") -> None:
-    """Raise `ConfigError` for a target that a metric cannot have: accuracy and F1 are shares, others any number."""
+    """Raises `ConfigError` for an impossible target: accuracy and F1 are shares above 0, others any finite number."""
     is_share = "accuracy" in metric or metric.startswith("f1")
     number = float(target) if not isinstance(target, bool) and isinstance(target, Real) else float("nan")
     if not (0 < number <= 1 if is_share else np.isfinite(number)):

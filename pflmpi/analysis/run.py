@@ -1,4 +1,4 @@
-"""A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
+"""A run on disk, opened for reading: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics, elsewhere
 from pflmpi.text import format_ranges, short_name
 
-if TYPE_CHECKING:  # which need torch, or an extra
+if TYPE_CHECKING:  # these need torch or an extra
     import pandas
     import xarray
     from torch import nn
@@ -33,17 +33,15 @@ if TYPE_CHECKING:  # which need torch, or an extra
     from pflmpi.analysis.personal_module import ClientSamples
     from pflmpi.experiment.build import Experiment
 
-_ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
-
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run left another.
+    """Where a run branched off its parent.
 
     Attributes:
-        run: id of the other.
-        round: the last that both have.
-        changes: dotted keys of the configuration that differ since.
+        run: id of the parent.
+        round: the last round that both have.
+        changes: dotted keys of the configuration that differ from the parent's.
     """
 
     run: str
@@ -53,11 +51,11 @@ class Fork:
 
 @dataclass(frozen=True, eq=False)
 class NewestMetric:
-    """A metric as `Run.newest_metric` finds it.
+    """The newest stored value of a metric; see `Run.newest_metric`.
 
     Attributes:
-        values: None where no checkpoint has any.
-        round: that of the checkpoint.
+        values: None if no checkpoint has any.
+        round: round of the checkpoint; None if no checkpoint has any.
         problems: why newer checkpoints could not be read.
     """
 
@@ -68,13 +66,13 @@ class NewestMetric:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run, finished or in progress, here or copied from elsewhere. Made by `open_run`.
+    """A run, finished or in progress; its folder may be a copy. Made by `open_run`.
 
     Attributes:
         path: the folder.
-        config: the resolved configuration, nested, with what the run has `recorded`.
-        name: a short name for legends, the algorithm's; not unique.
-        config_notes: what in the configuration the newest checkpoint does not cover.
+        config: the resolved configuration, nested, including the section `recorded` that the run adds.
+        name: the name of the algorithm, for legends; not unique.
+        config_notes: parts of config.yaml that the newest checkpoint does not confirm, one line each.
     """
 
     path: Path
@@ -86,18 +84,18 @@ class Run:
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint now, ascending."""
+        """The rounds that have a checkpoint, ascending; read from the folder each time."""
         return run_folder.rounds(self.path)
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What the run has added to its configuration: the hashes of data and partition, and versions."""
+        """The section `recorded` of the configuration: hashes of data, partition and code, versions."""
         recorded: dict[str, Any] = self.config.get("recorded", {})
         return recorded
 
     @property
     def forked_from(self) -> Fork | None:
-        """Where this run left another, of which it is a fork; None if it is none."""
+        """Where this run branched off its parent; None if it is no fork."""
         try:
             origin = self.recorded["fork"]
             return Fork(str(origin["run"]), int(origin["round"]), tuple(map(str, origin["changes"])))
@@ -105,10 +103,10 @@ class Run:
             return None
 
     def shared_rounds(self, other: "Run") -> int:
-        """The number of rounds of a run that are those of another, which it is a fork of; 0 if it is of none or others.
+        """Number of first rounds that this run shares with `other`; 0 unless it is a fork of `other`.
 
         Raises:
-            CheckpointError: the metrics of one of them are damaged.
+            CheckpointError: the metrics of either run are damaged.
         """
         fork = self.forked_from
         if fork is None or fork.run != other.recorded.get("run"):
@@ -118,16 +116,16 @@ class Run:
 
     @property
     def stopped_early(self) -> str:
-        """Why the run has ended before its last round, by `training.stop`; "" if it has not."""
+        """Why `training.stop` ended the run before its last round; "" if it did not."""
         training = self.config.get("training", {})
         try:
             return EarlyStop.of(training, self.verified_metrics.lines).why if training.get("stop") else ""
         except (ValueError, AttributeError):
-            return ""  # of a newer version
+            return ""  # written by a newer version
 
     @cached_property
     def verified_metrics(self) -> Metrics:
-        """The lines of metrics.csv as they are at the first use, verified.
+        """The verified lines of metrics.csv, read at the first use.
 
         Raises:
             CheckpointError: see `verify.metrics`.
@@ -136,14 +134,22 @@ class Run:
 
     @property
     def text_notes(self) -> list[str]:
-        """What of configuration and metrics no checkpoint covers, one line each; raises as `verified_metrics`."""
+        """Parts of config.yaml and metrics.csv that no checkpoint confirms, one line each.
+
+        Raises:
+            CheckpointError: see `verified_metrics`.
+        """
         return [*self.config_notes, *self.verified_metrics.notes]
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about what is shown, one line each: `text_notes`, and where clients' values are older than metrics.
+        """Warnings for readers of the results, one line each.
 
-        Raises as `verified_metrics`.
+        These are the `text_notes`, unreadable checkpoints, and a note if the newest values of clients are from an older
+        round than the newest metrics.
+
+        Raises:
+            CheckpointError: see `verified_metrics`.
         """
         measure = self.main_measure
         newest = self.newest_metric(measure.of_clients)
@@ -155,34 +161,46 @@ class Run:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.csv, each [rounds], as they are at the first use; raises as `verified_metrics`."""
+        """The columns of metrics.csv, each [rounds], read at the first use.
+
+        Raises:
+            CheckpointError: see `verified_metrics`.
+        """
         return parse_columns(self.verified_metrics)
 
     @cached_property
     def counts(self) -> SampleCounts | None:
-        """Samples of each client and class; None where the run has not recorded them.
+        """Number of samples of each client and class; None if the run did not record them.
 
         Raises:
-            CheckpointError: partition.csv is not the one that the run has written.
+            CheckpointError: partition.csv is not the file that the run wrote.
         """
         return verify.partition(self.path, self.recorded)
 
     @cached_property
     def main_measure(self) -> MainMeasure:
-        """The measure by which the run is compared; raises as `verified_metrics`."""
+        """The measure that readers are shown first, and that runs are compared by.
+
+        Raises:
+            CheckpointError: see `verified_metrics`.
+        """
         return main_measure(self.config, {name for name, values in self.columns.items() if not np.isnan(values).all()})
 
     def has(self, measure: MainMeasure) -> bool:
-        """Whether some round has a value of a measure; raises as `verified_metrics`."""
+        """Whether any round has a value of a measure.
+
+        Raises:
+            CheckpointError: see `verified_metrics`.
+        """
         return not np.isnan(self.columns.get(measure.column, np.nan)).all()
 
     def of_clients(self, measure: MainMeasure, number: int) -> np.ndarray | None:
-        """A measure [N] of the clients after a round; None where its checkpoint has none, or cannot be read."""
+        """A measure [N] of the clients after a round; None if the checkpoint lacks it or cannot be read."""
         values = self.metric_or_problem(measure.of_clients, number)
         return None if isinstance(values, str) else values
 
     def metric_or_problem(self, name: str, number: int) -> np.ndarray | str | None:
-        """A metric of a checkpoint, None where it has no value, or why it cannot be read. Read once."""
+        """A metric of a checkpoint: None if it has no value, a text if it cannot be read. Cached."""
         if (name, number) not in self._metrics:
             try:
                 values = self.round(number).metric(name)
@@ -192,7 +210,7 @@ class Run:
         return self._metrics[name, number]
 
     def newest_metric(self, name: str) -> "NewestMetric":
-        """A metric of the newest checkpoint that can be read and has a value of it."""
+        """A metric from the newest readable checkpoint that has a value of it."""
         problems = []
         for number in reversed(self.rounds):
             values = self.metric_or_problem(name, number)
@@ -203,19 +221,22 @@ class Run:
         return NewestMetric(None, None, tuple(problems))
 
     def final(self, measure: MainMeasure) -> np.ndarray | None:
-        """`of_clients` by `newest_metric`, NaN for clients without test samples; `notes` name an older round."""
+        """A measure [N] from the newest readable checkpoint that has it; NaN for clients without test samples.
+
+        If that checkpoint is older than the newest metrics, `notes` says so.
+        """
         return self.newest_metric(measure.of_clients).values
 
     @property
     def figures(self) -> Any:
         """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `figures.Figures`."""
-        return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
+        return import_module("pflmpi.analysis.figures").Figures([self])  # figures.py imports this file
 
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> CostTo | None:
-        """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was, or is unknown.
+        """Rounds, seconds and bytes until a metric first reaches a target; None if it never does, or metrics are lost.
 
         Args:
-            target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
+            target: a lower bound, or an upper bound for losses and errors; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
         return compute_cost_to(self.columns, target, metric)
@@ -227,18 +248,22 @@ class Run:
         return np.rec.fromarrays(list(self.columns.values()), kinds)
 
     def frame(self) -> "pandas.DataFrame":
-        """`columns` as a pandas.DataFrame, a line for each round; raises as `clients_table`."""
+        """`columns` as a pandas.DataFrame, a line for each round.
+
+        Raises:
+            UserError: pandas is not installed; metrics are damaged.
+        """
         frame: pandas.DataFrame = needed("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
         return frame
 
     def clients_table(self, rounds: Iterable[int] | None = None) -> "pandas.DataFrame":
         """A line for each client and round that has a checkpoint; NaN where a client has no value.
 
-        Columns: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`, `up_bytes`,
-        `down_bytes`, as far as the run has them `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`, the same with
-        `validation_` (and `validation_samples`), with `trained_` (after local training, before the server answers) and
-        `round_seconds` (of the whole round), and `diagnostic_...` for each diagnostic with a number for each client,
-        such as its cluster.
+        Always there: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`,
+        `up_bytes`, `down_bytes`. If the run has them: `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`; the same
+        with `validation_` (and `validation_samples`) and with `trained_` (after local training, before the server
+        answers); `round_seconds` (of the whole round); `diagnostic_...` for each diagnostic with a number for each
+        client, such as its cluster.
 
         Args:
             rounds: None for all.
@@ -257,19 +282,20 @@ class Run:
     ) -> "xarray.Dataset":
         """The state over rounds as named arrays: `run.to_xarray()["model/head/weight"].sel(client=7, round=[1, 9])`.
 
-        A variable of dimensions (round, client, ...) for each leaf of the clients, by its path; of several models
-        "cohort0/..." with (round, cohort0_client, ...). What the server keeps is "server/..." with (round, ...).
+        Each leaf of the clients is a variable with dimensions (round, client, ...), named by its path. With several
+        models it is "cohort0/..." with (round, cohort0_client, ...). The server's state is "server/..." with
+        (round, ...).
 
-        Nothing but the first checkpoint's description is read before values are used, and then, of the clients, the
-        chosen rows of the chosen rounds alone. dask is not needed.
+        Arrays are lazy: only the selected clients' rows of the selected rounds are read, when values are used. dask is
+        not needed.
 
         Args:
-            rounds: of checkpoints; None for all.
+            rounds: rounds with a checkpoint; None for all.
             leaves: paths, such as "model/head/weight"; None for all.
 
         Raises:
             UserError: xarray is not installed; there is no such round or leaf. When values are read: a file is damaged,
-                or a leaf has another shape than in the first of the rounds.
+                or a leaf has another shape than in the first round.
         """
         lazy_arrays = needed("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
         paths = [leaves] if isinstance(leaves, str) else leaves
@@ -277,39 +303,44 @@ class Run:
         return arrays
 
     def _checkpoint_rounds(self, rounds: Iterable[int] | None) -> list[int]:
-        """The rounds that are asked for, None for all; raises `CheckpointError` where one has no checkpoint."""
-        numbers = self.rounds if rounds is None else [as_integer("rounds", number) for number in rounds]
+        """The requested rounds, None for all; raises `CheckpointError` for one without a checkpoint."""
+        present = self.rounds
+        numbers = present if rounds is None else [as_integer("rounds", number) for number in rounds]
         if not numbers:
             raise CheckpointError(
-                f"{self.path}: no rounds to read; it has checkpoints {format_ranges(self.rounds) or 'none'}"
+                f"{self.path}: no rounds to read; it has checkpoints {format_ranges(present) or 'none'}"
             )
-        for number in set(numbers).difference(self.rounds):
-            raise CheckpointError(
-                f"{self.path} has no checkpoint of round {number}; it has {format_ranges(self.rounds)}"
-            )
+        for number in numbers:
+            self._check_present(number, present)
         return numbers
 
+    def _check_present(self, number: int, present: Sequence[int]) -> None:
+        if number not in present:
+            raise CheckpointError(
+                f"{self.path} has no checkpoint of round {number}; it has {format_ranges(present) or 'none'}"
+            )
+
     def round(self, number: int | None = None) -> Checkpoint:
-        """The checkpoint of a round; None for the newest whose files are all there, with a warning if that is an older.
+        """The checkpoint of a round; None for the newest intact one, with a warning if a newer one is damaged.
 
         Raises:
-            CheckpointError: there is none of that round, or its files are damaged or another round's or run's.
+            CheckpointError: there is no checkpoint of that round, or its files are damaged or belong to another round
+                or run.
         """
         if number is None:
             newest, problems = self.newest()
             if problems:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
-        if (number := as_integer("round", number)) not in (rounds := self.rounds):
-            raise CheckpointError(
-                f"{self.path} has no checkpoint of round {number}; it has {format_ranges(rounds) or 'none'}"
-            )
+        number = as_integer("round", number)
+        self._check_present(number, self.rounds)
+        # Missing shards are no error here: the server's state is in the round file.
         if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
-            raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
+            raise CheckpointError("; ".join(problems))
         return Checkpoint(self.path, number)
 
     def problems(self, number: int) -> dict[Path, str]:
-        """Problems of the files of a round, by path; see `verify.checkpoint`. An intact round is checked once."""
+        """Problems of the files of a round, by path; see `verify.checkpoint`. Intact rounds are checked only once."""
         if number in self._intact:
             return {}
         problems = verify.checkpoint(self.path, number, whole=False)
@@ -318,7 +349,7 @@ class Run:
         return problems
 
     def samples(self, client: int) -> "ClientSamples":
-        """The training and test samples of a client, as the dataset has them; needs torch and the data.
+        """The training and test samples of a client, before normalisation; needs torch and the data.
 
         Raises:
             UserError: there is no such client; the data or code of the run is missing, or has changed.
@@ -330,8 +361,8 @@ class Run:
     def model(self, client: int, round: int | None = None) -> "nn.Module":
         """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
 
-        It does what the client does, whatever the algorithm: adapt first, or join models. A `torch.nn.Module` to be
-        trained further elsewhere comes from `pflmpi export`.
+        It predicts as the client does, whatever the algorithm: it adapts first, or joins models. For a plain
+        `torch.nn.Module` to train further, use `pflmpi export`.
 
         Raises:
             UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
@@ -357,16 +388,16 @@ class Run:
         changed_code: bool = False,
         **sections: Any,
     ) -> "Run":
-        """A new run that begins with a copy of the state after a round, as `pflmpi fork`; needs torch and the data.
+        """Starts a new run from a copy of the state after a round, as `pflmpi fork`; needs torch and the data.
 
-        `pflmpi.run(Config.load(out / "config.yaml"), out=out, resume=True)` goes on with it.
+        `pflmpi.run(Config.load(out / "config.yaml"), out=out, resume=True)` continues it.
 
         Args:
             out: folder of the new run.
             round: None for the newest checkpoint.
-            without_clients: ids of clients that do not train any more.
-            changed_code: also where your own Python files have changed since the run started.
-            sections: changes, as of `Config.replace`: `training={"lr": 0.01}`.
+            without_clients: ids of clients that no longer train.
+            changed_code: allow your own Python files to have changed since the run started.
+            sections: changes, as in `Config.replace`: `training={"lr": 0.01}`.
 
         Raises:
             UserError: no such round, a damaged one, a value that cannot change, or a folder that cannot be written.
@@ -380,16 +411,17 @@ class Run:
         return open_run(folder)
 
     def newest(self) -> tuple[Checkpoint, list[str]]:
-        """The newest checkpoint whose files are all there, and what is wrong with newer ones.
+        """The newest intact checkpoint, and the problems of newer ones.
 
         Raises:
             CheckpointError: there is none.
         """
         problems: list[str] = []
         for number in reversed(self.rounds):
-            if not (of_round := self.problems(number)):
+            round_problems = self.problems(number)
+            if not round_problems:
                 return Checkpoint(self.path, number), problems
-            problems += of_round.values()
+            problems += round_problems.values()
         why = "; ".join(dict.fromkeys(problems)) or "none has been written yet"
         raise CheckpointError(f"{self.path} has no good checkpoint: {why}")
 
@@ -398,14 +430,18 @@ class Run:
 
 
 def open_run(path: str | PathLike[str]) -> Run:
-    """The run in a folder.
+    """Opens the run in a folder.
 
     Raises:
         CheckpointError: the folder is no run, its configuration cannot be read, or a newer pflmpi wrote it.
     """
     folder = as_path("path", path)
     if not folder.is_dir():
-        raise CheckpointError(elsewhere(folder) or f"{folder} is a checkpoint in one file, and no run; {_ONE_FILE}")
+        raise CheckpointError(
+            elsewhere(folder)
+            or f"{folder} is a checkpoint in one file, and no run; `pflmpi inspect` and h5py read it, everything else "
+            "needs the folder of the run"
+        )
     try:
         regular_file.check_folders(folder)
     except OSError as error:
@@ -417,7 +453,14 @@ def open_run(path: str | PathLike[str]) -> Run:
 
 
 def needed(module: str, what: str, library: str) -> Any:
-    """A module that needs a library of the extra `analysis`; raises `UserError` where that is not installed."""
+    """Imports a module that needs a library of the extra `analysis`.
+
+    Args:
+        what: what needs it, for the error message.
+
+    Raises:
+        UserError: the library is not installed.
+    """
     try:
         return import_module(module)
     except ImportError as error:

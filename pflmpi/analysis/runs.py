@@ -1,4 +1,4 @@
-"""Several runs as one table."""
+"""Several runs, opened together, and finding runs in folders."""
 
 import logging
 import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pflmpi.analysis.figures import Figures
 
 _log = logging.getLogger(__name__)
-_SET_ASIDE = re.compile(r"old-.+-\d+")  # by `sweep`, with the time
-_ALWAYS = ("algorithm.name", "data.name", "seed")
+_SET_ASIDE = re.compile(r"old-.+-\d+")  # the name that `sweep --anew` gives to a run it replaces
+_ALWAYS = ("algorithm.name", "data.name", "seed")  # options that tables always show
 
 
 class Runs(tuple[Run, ...]):
@@ -39,24 +39,27 @@ class Runs(tuple[Run, ...]):
     def frame(self) -> Any:
         """One pandas.DataFrame with a line for each run and round.
 
-        Its columns are `run` (the folder), the algorithm, the dataset and the seed, every other key of the
-        configurations that results depend on and that is not the same in all runs, and then those of metrics.csv.
+        Its columns are `run` (the folder), the algorithm, the dataset, the seed, every other option that affects
+        results and differs between the runs, and then those of metrics.csv.
 
         Raises:
             UserError: pandas is not installed.
             CheckpointError: a metrics file is damaged.
         """
-        return self._beside_options([run.frame() for run in self])
+        return self._concat([run.frame() for run in self])
 
     def clients_table(self) -> Any:
         """One pandas.DataFrame with a line for each run, client and round that has a checkpoint.
 
-        Its first columns are those of `frame`, and then those of `Run.clients_table`; raises as these.
-        """
-        return self._beside_options([run.clients_table() for run in self])
+        Its columns are the options of `frame`, then the columns of `Run.clients_table`.
 
-    def _beside_options(self, tables: Sequence[Any]) -> Any:
-        """The tables of all runs as one, with the folder and the options in which the runs differ before theirs."""
+        Raises:
+            UserError: pandas is not installed; a file is damaged.
+        """
+        return self._concat([run.clients_table() for run in self])
+
+    def _concat(self, tables: Sequence[Any]) -> Any:
+        """Joins a table of each run into one, with the folder and the differing options as first columns."""
         import pandas
 
         options = [dict(_flatten(decisive_options(run))) for run in self]
@@ -64,21 +67,20 @@ class Runs(tuple[Run, ...]):
         keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
         columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
         columns |= {key: [run.get(key) for run in options] for key in dict.fromkeys([*_ALWAYS, *keys])}
-        places = [place for place, table in enumerate(tables) for _ in range(len(table))]
-        about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
-        whole = pandas.concat(
-            [table for table in tables if len(table)] or tables[:1] or [pandas.DataFrame()], ignore_index=True
-        )
-        return pandas.concat([about, whole], axis=1)
+        run_of_line = [place for place, table in enumerate(tables) for _ in range(len(table))]
+        left = pandas.DataFrame(columns).iloc[run_of_line].reset_index(drop=True)
+        # pandas warns about empty tables among others, whose columns have no dtype
+        filled = [table for table in tables if len(table)] or tables[:1] or [pandas.DataFrame()]
+        return pandas.concat([left, pandas.concat(filled, ignore_index=True)], axis=1)
 
     def summary(self, *targets: float) -> Any:
-        """One pandas.DataFrame with what a report says of the runs: a line for each, or for those of several seeds.
+        """The table of runs of a report as a pandas.DataFrame.
 
-        Runs that differ in the seed alone are one line: their number is `seeds`, the values are means, and their
-        standard deviations over the seeds are in columns whose names end with " ±".
+        Runs that differ only in the seed are one line: `seeds` is their number, values are means, and columns whose
+        names end with " ±" are standard deviations over the seeds.
 
         Args:
-            targets: accuracies, as shares, until which rounds, seconds and bytes are counted.
+            targets: accuracies, as shares; the table has rounds, seconds and bytes to reach each.
 
         Raises:
             UserError: pandas is not installed.
@@ -102,10 +104,12 @@ class Runs(tuple[Run, ...]):
 
 
 def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> Runs:
-    """The runs of a pattern such as `"runs/*"`, or in folders; what a pattern finds beside runs is left out.
+    """Opens the runs that match a pattern such as `"runs/*"`, or a list of folders.
+
+    Folders that match the pattern but are no runs are left out.
 
     Raises:
-        CheckpointError: there is none, or a folder that was named is no run.
+        CheckpointError: no run matches, or a folder in the list is no run.
     """
     if isinstance(paths, str | PathLike):
         runs = [open_run(path) for path in map(Path, sorted(glob(str(expanded(paths))))) if is_run(path)]
@@ -118,15 +122,15 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder looks like that of a run, whole or not."""
+    """Whether a folder looks like a run, complete or not."""
     return config_file.path(folder).exists() or (folder / SHARDS).is_dir()
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder if it is that of a run, otherwise the runs at any depth below it, sorted.
+    """The folder itself if it is a run, else all runs below it, sorted.
 
-    Runs that a sweep has set aside are left out. A link to a run stands for it; one to another folder, which may lead
-    in circles, is not followed, and a warning names it.
+    Runs that a sweep has set aside are left out. Links to runs count as runs. Links to other folders are not followed,
+    because they may form cycles; a warning names them.
     """
     if is_run(folder):
         return [folder]
@@ -146,6 +150,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested mappings with dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
