@@ -1,6 +1,6 @@
-"""Assembles the model that a client predicts with from a checkpoint; plain state dicts.
+"""Assembles the model that a client predicts with from a checkpoint, and names its arrays as in a state dict.
 
-A *flat* model has its arrays by path, "body/...", "head/..." and "stats/...".
+A *flat* model has its arrays by path: "body/...", "head/..." and "stats/...".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from pflmpi.text import short_name
 
 Flat = dict[str, np.ndarray]
 
-_RECEIVED = "received/"  # in a client's state: its last reply, where it is tested with that
+_RECEIVED = "received/"  # in a client's state: the last reply of the server, if the client is tested with that
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client keeps, and what it received last, by path.
+    """What a client keeps, and the messages that it predicts with, by path.
 
     Attributes:
-        kept: also its last reply, below "received/", where the client keeps that.
-        received: messages that it predicts with; the first name of a path is the message's.
+        kept: its state, including its last reply below "received/" if it keeps that.
+        received: messages that it predicts with; paths begin with the name of the message.
     """
 
     client: int
@@ -40,7 +40,7 @@ class ClientState:
 
 
 def read_client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[ClientState]:
-    """State of some existing clients.
+    """Reads the states of some existing clients.
 
     Raises:
         CheckpointError: a file is damaged (everything that is read is checked).
@@ -48,46 +48,30 @@ def read_client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[C
     ids = np.array(clients)
     kept = run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
     newest = run_folder.read_received(checkpoint.run, checkpoint.number, ids)
-    return [
-        ClientState(
-            client,
-            state := kept.get(client, {}),
-            {path: rows[place] for path, rows in newest.items()}
-            | {path.removeprefix(_RECEIVED): state[path] for path in state if path.startswith(_RECEIVED)},
-        )
-        for place, client in enumerate(clients)
-    ]
-
-
-def personal_model(checkpoint: Checkpoint, state: ClientState) -> Flat:
-    """The flat model that a client predicts with.
-
-    Raises:
-        CheckpointError: the checkpoint does not say how it is put together; see `Checkpoint.personal`.
-        ConfigError: the client does not predict with one model; says with what.
-    """
-    personal = checkpoint.personal
-    if isinstance(personal, NotAModel):
-        name = short_name(str(checkpoint.attributes["algorithm_class"]))
-        raise ConfigError(f"a client of {name} predicts with {personal.why}, which is not one model; choose a part")
-    return assemble_model(checkpoint, personal, state)
+    states = []
+    for row, client in enumerate(clients):
+        state = kept.get(client, {})
+        received = {path: rows[row] for path, rows in newest.items()}
+        received |= {path.removeprefix(_RECEIVED): state[path] for path in state if path.startswith(_RECEIVED)}
+        states.append(ClientState(client, state, received))
+    return states
 
 
 def get_comparable_model(checkpoint: Checkpoint) -> ModelExpression:
-    """Description of the model by which clients are compared: what they predict with, or what that is built on."""
+    """Describes the model by which clients are compared: what they predict with, or the model it is built on."""
     personal = checkpoint.personal
     return personal.nearest if isinstance(personal, NotAModel) else personal
 
 
 def assemble_model(checkpoint: Checkpoint, model: ModelExpression, state: ClientState) -> Flat:
-    """A flat model, put together as described.
+    """Assembles a flat model from its description.
 
     Raises:
-        CheckpointError: the checkpoint lacks something that belongs to the model.
+        CheckpointError: the checkpoint lacks an array of the model.
     """
     if missing := messages(model) - {path.partition("/")[0] for path in state.received}:
         raise CheckpointError(f"{checkpoint.path} lacks what client {state.client} received: {', '.join(missing)}")
-    # PyTorch makes a boolean times a number float32, as here; NumPy would make it float64.
+    # PyTorch computes boolean times float as float32; NumPy would return float64.
     kept = {path: array.astype(np.float32) if array.dtype == bool else array for path, array in state.kept.items()}
     try:
         return dict(_flatten(assemble(model, _unflatten(kept), _unflatten(state.received))))
@@ -117,54 +101,57 @@ def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -> Flat:
-    """The model that a client predicts with, or a part of what it keeps, by module names.
+    """The model that a client predicts with, or a part of its state, with the names of a state dict.
 
     Args:
-        leaf: path of a sub-tree of what it keeps, or of one array; "." for everything; None for its model.
+        leaf: path of a sub-tree or of one array of the client's state; "." for the whole state; None for its model.
 
     Raises:
-        CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
-        ConfigError: it keeps no such part, or does not predict with a model alone.
+        CheckpointError: there is no such client, or a file is damaged (everything that is returned was checked).
+        ConfigError: its state has no such part, or it does not predict with one model.
     """
     (state,) = read_client_states(checkpoint, [client])
     head = _find_head_name(checkpoint, client)
     if leaf is not None:
         return to_module_names(_select_part(state.kept, leaf, f"client {client} keeps"), head)
-    try:
-        return _build_state_dict(checkpoint, client, personal_model(checkpoint, state), head)
-    except ConfigError as error:
-        others = f"of it with --leaf: {_list_parts(state.kept)}; or of the server's with --server"
-        raise ConfigError(f"{error} {others}") from error
+    personal = checkpoint.personal
+    if isinstance(personal, NotAModel):
+        name = short_name(str(checkpoint.attributes["algorithm_class"]))
+        raise ConfigError(
+            f"a client of {name} predicts with {personal.why}, which is not one model; choose a part of it with "
+            f"--leaf: {_list_parts(state.kept)}; or of the server's with --server"
+        )
+    return _build_state_dict(checkpoint, client, assemble_model(checkpoint, personal, state), head)
 
 
 def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
-    """What the server keeps, or a part of it, by module names; see `client_state`."""
+    """The server's state, or a part of it, with the names of a state dict; see `client_state`."""
     return to_module_names(_select_part(checkpoint.server, leaf or ".", "the server keeps"))
 
 
 def to_module_names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
     """Arrays by the names that they have in a module; see `module_names`."""
-    called = module_names(flat, head)
-    return {called[path]: array for path, array in flat.items()}
+    names = module_names(flat, head)
+    return {names[path]: array for path, array in flat.items()}
 
 
 def _build_state_dict(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
-    """The whole state dict of a client's module from outside; other models by the names of their arrays."""
+    """The complete state dict of a user's module; for other models, their arrays by name."""
     entries = module_file.read(checkpoint.run, client % len(_read_model_sections(checkpoint)))
-    described = head is not None or _read_model_section(checkpoint, client).get("trainable") is not None
-    if entries is None and "modules" in checkpoint.attributes and described:
-        lost = module_file.path(checkpoint.run)
-        raise CheckpointError(f"{lost} is missing, which has the names and constants of state dicts; copy it again")
-    if entries is None:
+    has_entries = head is not None or _read_model_section(checkpoint, client).get("trainable") is not None
+    if entries is None and "modules" in checkpoint.attributes and has_entries:
+        path = module_file.path(checkpoint.run)
+        raise CheckpointError(f"{path} is missing, which has the names and constants of state dicts; copy it again")
+    if entries is None or not {*entries.paths.values()} - {CONSTANT, FROM_FILE} <= flat.keys():
         return to_module_names(flat, head)
-    if not {*entries.paths.values()} - {CONSTANT, FROM_FILE} <= flat.keys():
-        return to_module_names(flat, head)
-    others = {**entries.constants, **(_read_weights_file(checkpoint, entries) if entries.weights else {})}
-    return {name: others[name] if name in others else flat[path] for name, path in entries.paths.items()}
+    frozen = dict(entries.constants)
+    if entries.weights:
+        frozen |= _read_weights_file(checkpoint, entries)
+    return {name: frozen[name] if name in frozen else flat[path] for name, path in entries.paths.items()}
 
 
 def _read_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
-    """The frozen arrays of a model that its weights file has.
+    """Reads the frozen arrays of a model from its weights file.
 
     Raises:
         CheckpointError: the file is missing, or not the one that the run was made with.
@@ -179,11 +166,11 @@ def _read_weights_file(checkpoint: Checkpoint, entries: Entries) -> Flat:
     from pflmpi.models.built_module import read_state_dict  # needs torch
 
     state = read_state_dict(Path(path))
-    return {name: state[name].float().numpy() for name, place in entries.paths.items() if place == FROM_FILE}
+    return {name: state[name].float().numpy() for name, source in entries.paths.items() if source == FROM_FILE}
 
 
 def _find_head_name(checkpoint: Checkpoint, client: int) -> str | None:
-    """The name of the head in a client's model where its configuration says one."""
+    """The name of the head in a client's module, if its configuration names one."""
     model = _read_model_section(checkpoint, client)
     return model.get("head") if outside.is_reference(str(model.get("name"))) else None
 
@@ -199,15 +186,15 @@ def _read_model_sections(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     return [section if isinstance(section, dict) else {} for section in sections] or [{}]
 
 
-def _select_part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
-    """All arrays for ".", those below a path by the rest of theirs, one array by its last name."""
+def _select_part(state: Mapping[str, np.ndarray], leaf: str, owner: str) -> Flat:
+    """All arrays for ".", a sub-tree by the paths below it, or one array by its last name."""
     path = leaf if leaf == "." or leaf in state else leaf.replace(".", "/")
     if path in state:
         return {path.rpartition("/")[2]: state[path]}
     below = "" if path == "." else f"{path}/"
     part = {name.removeprefix(below): array for name, array in state.items() if name.startswith(below)}
     if not part:
-        raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_list_parts(state)}")
+        raise ConfigError(f"{owner} nothing at --leaf {leaf}; known: {_list_parts(state)}")
     return part
 
 

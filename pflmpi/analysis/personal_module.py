@@ -1,4 +1,4 @@
-"""A client of a run for PyTorch: its samples, and what it predicts with, as a module; needs torch and the data."""
+"""The samples of a client of a run, and a torch module that predicts as the client does; needs torch and the data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +30,12 @@ from pflmpi.tree import Tree
 class PersonalModule(nn.Module):
     """Predicts as a client of a run does after a round.
 
-    Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...");
-    a name that every module has, such as "train", gets an underscore.
+    Its parameters are the client's state ("client.model.head.weight") and the messages that it predicts with
+    ("received.body..."). A name that every module has, such as "train", gets an underscore.
 
     Args:
-        task: of the client, on the host.
-        client: its state, adapted where the algorithm adapts.
+        task: the client's task, on the CPU.
+        client: its state, adapted if the algorithm adapts.
         received: the messages that it predicts with.
     """
 
@@ -57,34 +57,34 @@ class PersonalModule(nn.Module):
             self._names[path] = ".".join([*owners, last])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores [B, K] of samples [B, ...] as `Run.samples` has them: bytes, or numbers before normalisation."""
-        values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        whole: Tree = tree.unflatten({path: values[name] for path, name in self._names.items()})
-        state, received = (tree.part(whole, part) if part in whole else {} for part in ("client", "received"))
+        """Scores [B, K] of samples [B, ...] as `Run.samples` returns them: bytes, or numbers before normalisation."""
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        both: Tree = tree.unflatten({path: tensors[name] for path, name in self._names.items()})
+        state, received = (tree.part(both, part) if part in both else {} for part in ("client", "received"))
         task = self._task.replace(device=x.device)
         return self._algorithm.predict(task, state, as_messages(received), task.prepare(x))
 
 
 def build_personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int) -> PersonalModule:
-    """The module of a client, on the host and ready to predict.
+    """Builds the module of a client, on the CPU and in evaluation mode.
 
     Raises:
         CheckpointError: there is no such client, or a file is damaged.
     """
-    (kept,) = read_client_states(checkpoint, [client])
-    setup, group = build.setup(experiment, 1, 1), np.array([client])
-    state = _to_tree(kept.kept)
-    for part in (ANSWERED, RESIDUAL, OPTIMIZER):
+    (stored,) = read_client_states(checkpoint, [client])
+    setup, ids = build.setup(experiment, 1, 1), np.array([client])
+    state = _to_tree(stored.kept)
+    for part in (ANSWERED, RESIDUAL, OPTIMIZER):  # which no prediction uses
         state.pop(part, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
         del state[RECEIVED]
-    else:  # what it was tested with was the newest reply, which follows from the server's state
-        published = setup.algorithm.publish(setup.task, _to_tree(checkpoint.server), group)
-        reply = send_down(InProcessTransport(), setup.declared, published, [[group]])
-        rows = reply.for_clients(group, setup.algorithm.predicts_with)
+    else:  # the client was tested with the newest reply, which the server's state determines
+        published = setup.algorithm.publish(setup.task, _to_tree(checkpoint.server), ids)
+        reply = send_down(InProcessTransport(), setup.declared, published, [[ids]])
+        rows = reply.for_clients(ids, setup.algorithm.predicts_with)
         received = tree.map(lambda leaf: leaf[0], {**rows})
-    with torch.enable_grad():  # of a client that adapts, also where the caller needs no gradients
+    with torch.enable_grad():  # a client may adapt by gradient steps, and the caller may have disabled them
         state = build.executor_of(experiment, Loop).adapted(client, state, as_messages(received), checkpoint.number)
     return PersonalModule(setup.algorithm, experiment.tasks[int(experiment.cohort[client])], state, received).eval()
 
@@ -101,14 +101,14 @@ class Samples(NamedTuple):
 
 
 class ClientSamples(NamedTuple):
-    """What a client trains on, and what it is tested on."""
+    """The training and test samples of a client."""
 
     train: Samples
     test: Samples
 
 
 def copy_client_samples(run: Path, federation: Federation, client: int) -> ClientSamples:
-    """Copies of the samples of a client; `CheckpointError` where the run has no such client."""
+    """Copies of a client's samples; raises `CheckpointError` if the run has no such client."""
     if not 0 <= client < federation.num_clients:
         raise CheckpointError(f"{run} has clients 0 to {federation.num_clients - 1}; client {client} was requested")
     images, labels = federation.dataset.images, federation.dataset.labels

@@ -1,4 +1,4 @@
-"""Figures as plain numbers: drawn by `analysis.drawing`, written as CSV, compared by tests."""
+"""Figures as plain numbers, which `analysis.drawing` draws and which are written as CSV."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ class Plot(ABC):
     """Base of all figures.
 
     Attributes:
-        name: of its files, without an ending.
+        name: name of its files, without a suffix.
         title: a few words.
         caption: a description, also for readers who cannot see the figure.
     """
@@ -30,17 +30,17 @@ class Plot(ABC):
 
     @abstractmethod
     def lines(self) -> Iterable[Line]:
-        """The header and the lines of the table of everything that is drawn."""
+        """The header and the rows of the table of all values."""
 
     def table(self, most: int | None = None) -> str:
-        """The table as CSV; unknown values are empty. If it has more than so many lines, that of what is drawn."""
+        """The table as CSV; unknown values are empty. With more than `most` lines it is that of the drawn points."""
         lines = list(islice(self.lines(), None if most is None else most + 1))
         return format_csv(lines if most is None or len(lines) <= most else downsample(self).lines())
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A figure that cannot be shown, and why."""
+    """A figure that cannot be drawn, and why."""
 
     title: str
     why: str
@@ -51,15 +51,15 @@ class Curve:
     """One line of a figure.
 
     Attributes:
-        label: in the legend; curves of one style share it.
-        x, y: [n], NaN in y where nothing is known.
-        low, high: [n] the band, NaN where there is none; None without a band.
-        mark: index of the point that stands out.
-        points: [n] the name of each point, such as the client; None where x says it all.
-        style: number of colour, line style and marker.
-        thin: whether it only accompanies another.
-        source: the label of its run, where a figure shows several.
-        client: whose curve it is, in a figure that shows one client at a time.
+        label: entry of the legend; curves of one style share it.
+        x, y: [n], y is NaN where it is unknown.
+        low, high: [n] a band around y, NaN where there is none; None without a band.
+        mark: index of a highlighted point.
+        points: [n] the name of each point, such as the client; None if x identifies it.
+        style: index of the colour and line style.
+        thin: draw it dotted, as an auxiliary line.
+        source: the label of its run, if a figure shows several.
+        client: its client, in a figure that shows one client at a time.
     """
 
     label: str
@@ -80,11 +80,11 @@ class Curves(Plot):
     """Lines over a common axis.
 
     Attributes:
-        x_names: what the values 1, 2, ... of x are called, where they are no quantities.
-        x_ticks: where the axis has its ticks; none for where they are best.
-        zero: whether there is a line at y = 0.
-        percent: whether y is a share in percent, of at most 100.
-        single_client: whether the curves of one client are shown at a time, which the reader selects.
+        x_names: names of the values 1, 2, ... of x, if x is a category.
+        x_ticks: positions of the ticks; empty to choose them automatically.
+        zero: whether the y axis includes 0.
+        percent: whether y is a percentage of at most 100.
+        single_client: show only the curves of the client that the reader selects.
     """
 
     x_label: str = "round"
@@ -105,12 +105,12 @@ class Curves(Plot):
     def lines(self) -> Iterable[Line]:
         yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")
         for curve in self.curves:
-            nothing = np.full(len(curve.x), np.nan)
-            low, high = (nothing if side is None else side for side in (curve.low, curve.high))
+            unknown = np.full(len(curve.x), np.nan)
+            low, high = (unknown if side is None else side for side in (curve.low, curve.high))
             for i, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
-                point = (
-                    str(curve.points[i]) if curve.points is not None else "" if curve.client is None else curve.client
-                )
+                point: str | int = "" if curve.client is None else curve.client
+                if curve.points is not None:
+                    point = str(curve.points[i])
                 yield (curve.label, point, x, y, float(low[i]), float(high[i]), int(i == curve.mark))
 
 
@@ -119,9 +119,9 @@ class Stack(Plot):
     """Stacked bars: parts [n] that add up, over x [n].
 
     Attributes:
-        top: where the drawing ends, so that a few high ones do not hide the others; None for the highest.
-        names: what the values 0, 1, ... of x are called, where they are no quantities.
-        width: how many values of x a bar stands for, from its own on.
+        top: upper end of the y axis, so that a few high bars do not dwarf the others; None for automatic.
+        names: names of the values 0, 1, ... of x, if x is a category.
+        width: number of consecutive values of x that a bar covers, beginning with its own.
     """
 
     x_label: str
@@ -140,7 +140,7 @@ class Stack(Plot):
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A matrix [R, C] with the names of its rows and columns; NaN where nothing is known."""
+    """A matrix [R, C] with the names of its rows and columns; NaN where a value is unknown."""
 
     title: str
     values: np.ndarray
@@ -148,7 +148,7 @@ class Panel:
     columns: Sequence[str | int]
 
     def drawn_values(self, hide_diagonal: bool) -> np.ndarray:
-        """The values [R, C] that are drawn, float64, NaN elsewhere."""
+        """The values [R, C] as float64, with NaN on the diagonal if it is hidden."""
         values = np.array(self.values, np.float64)
         if hide_diagonal:
             np.fill_diagonal(values, np.nan)
@@ -157,14 +157,14 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrices(Plot):
-    """Heat maps on one colour scale, or on one each.
+    """Heat maps with a shared colour scale, or with one each.
 
     Attributes:
-        limits: values of the first and last colour; None for the smallest and largest.
-        own_scales: whether each panel has a scale of its own.
-        categories: what the values 0, 1, ... are called, where they are no quantities.
-        hide_diagonal: whether the diagonal is left out of the drawing and of its scale, because it outshines the rest.
-        choices: whether it shows how far the choices of every two clients overlap.
+        limits: values of the first and last colour; None for the smallest and largest value.
+        own_scales: whether each panel has its own colour scale.
+        categories: names of the values 0, 1, ..., if they are categories.
+        hide_diagonal: leave out the diagonal and ignore it in the colour scale, because its values dominate.
+        choices: whether values are overlaps between the choices of two clients.
     """
 
     row_label: str
@@ -212,11 +212,11 @@ class Clouds(Plot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Plot):
-    """Grouped bars: counts by name, of the one client that the reader selects.
+    """Grouped bars: counts by name, for the client that the reader selects.
 
     Attributes:
-        names: on the axis, in their order.
-        bars: client, panel, name, part and count of each.
+        names: names on the axis, in order.
+        bars: client, panel, name, part and count of each bar.
     """
 
     x_label: str
@@ -234,7 +234,7 @@ Part = Curves | Stack | Matrices
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Multiples(Plot):
-    """Small multiples: the same figure of several runs, by the label of the run, on common axes."""
+    """Small multiples: the same figure for several runs, by the label of the run, on common axes."""
 
     parts: tuple[tuple[str, Part], ...]
 
@@ -245,17 +245,18 @@ class Multiples(Plot):
                     yield (label if place else "run", *line)
 
 
-_MOST_POINTS = 6000  # of all curves of a figure
-_MOST_OF_CURVE, _FEWEST_OF_CURVE = 300, 40
-_MOST_BARS = 60  # of a stack over rounds
-_MOST_CELLS = 3000  # of all matrices of a figure
-_MOST_IN_CLOUDS = 3000
+# Upper limits of what is drawn in one figure.
+_MOST_POINTS = 6000  # of all curves together
+_MOST_OF_CURVE, _FEWEST_OF_CURVE = 300, 40  # points
+_MOST_BARS = 60
+_MOST_CELLS = 3000  # of all matrices together
+_MOST_IN_CLOUDS = 3000  # points
 
 _Kind = TypeVar("_Kind", bound=Plot)
 
 
 def downsample(plot: Plot) -> Plot:
-    """The figure downsampled to what is drawn; its caption says what is left out."""
+    """Downsamples a figure to what is drawn; its caption says what is left out."""
     match plot:
         case Curves():
             most = max(_FEWEST_OF_CURVE, min(_MOST_OF_CURVE, _MOST_POINTS // max(len(plot.curves), 1)))
@@ -278,11 +279,11 @@ def downsample(plot: Plot) -> Plot:
                 replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced"
             )
         case Multiples():
-            fewer_parts: list[tuple[str, Any]] = [
+            downsampled: list[tuple[str, Any]] = [
                 (label, downsample(replace(part, caption=""))) for label, part in plot.parts
             ]
-            notes = dict.fromkeys(part.caption for _, part in fewer_parts if part.caption)
-            return replace(plot, parts=tuple(fewer_parts), caption=" ".join([plot.caption, *notes]))
+            notes = dict.fromkeys(part.caption for _, part in downsampled if part.caption)
+            return replace(plot, parts=tuple(downsampled), caption=" ".join([plot.caption, *notes]))
     return plot
 
 
@@ -291,17 +292,19 @@ def _add_note(plot: _Kind, note: str) -> _Kind:
 
 
 def _downsample_curve(curve: Curve, most: int) -> Curve:
-    places = sorted({*spread_over(range(len(curve.x)), most), *([] if curve.mark is None else [curve.mark])})
-    parts = {
-        name: values[places]
+    """Keeps at most `most` evenly spaced points, and the highlighted one."""
+    marked = [] if curve.mark is None else [curve.mark]
+    indices = sorted({*spread_over(range(len(curve.x)), most), *marked})
+    arrays = {
+        name: values[indices]
         for name in ("x", "y", "low", "high", "points")
         if (values := getattr(curve, name)) is not None
     }
-    return replace(curve, **parts, mark=None if curve.mark is None else places.index(curve.mark))
+    return replace(curve, **arrays, mark=None if curve.mark is None else indices.index(curve.mark))
 
 
 def _downsample_matrices(plot: Matrices) -> Matrices:
-    """Matrices with fewer clients: rows, and the columns where these are clients too."""
+    """Keeps evenly spaced rows, and the same columns if rows and columns are both clients."""
     cells = sum(panel.values.size for panel in plot.panels)
     if cells <= _MOST_CELLS:
         return plot
@@ -309,17 +312,19 @@ def _downsample_matrices(plot: Matrices) -> Matrices:
     share = (_MOST_CELLS / cells) ** (0.5 if square else 1.0)
     panels = []
     for panel in plot.panels:
-        rows = spread_over(range(len(panel.rows)), max(2, int(len(panel.rows) * share)))
-        if len(plot.panels) == 1 and not square and len(known := np.flatnonzero(~np.isnan(panel.values).all(1))):
-            rows = spread_over(known.tolist(), len(rows))
+        candidates = list(range(len(panel.rows)))
+        count = min(len(candidates), max(2, int(len(candidates) * share)))
+        if len(plot.panels) == 1 and not square:  # rather rows with a value
+            candidates = np.flatnonzero(~np.isnan(panel.values).all(1)).tolist() or candidates
+        rows = spread_over(candidates, count)
         columns = rows if square else list(range(len(panel.columns)))
         names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
         panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
-    count, most = (max(len(panel.rows) for panel in several) for several in (panels, plot.panels))
-    note = f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
+    drawn, total = (max(len(panel.rows) for panel in side) for side in (panels, plot.panels))
+    note = f"{drawn} of {total} {plot.row_label}s are drawn, evenly spaced"
     return _add_note(replace(plot, panels=tuple(panels)), note)
 
 
 def _downsample_cloud(cloud: Cloud, share: float) -> Cloud:
-    places = spread_over(range(len(cloud.classes)), max(1, int(share * len(cloud.classes))))
-    return Cloud(cloud.title, cloud.points[places], cloud.classes[places], cloud.clients[places])
+    indices = spread_over(range(len(cloud.classes)), max(1, int(share * len(cloud.classes))))
+    return Cloud(cloud.title, cloud.points[indices], cloud.classes[indices], cloud.clients[indices])

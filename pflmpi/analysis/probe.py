@@ -1,6 +1,6 @@
-"""Probe of a checkpoint: linear CKA between the layers of the clients' models on test samples; needs torch.
+"""Linear CKA between the layers of the clients' models on test samples (`pflmpi probe`); needs torch.
 
-CKA says how similar the outputs of two layers are for the same samples, whatever their widths and scales.
+CKA measures how similar the outputs of two layers are for the same samples, whatever their widths and scales.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,21 +22,21 @@ from pflmpi.rng import stream
 from pflmpi.store.probe_file import LayerSimilarity
 from pflmpi.tree import Tree, part
 
-LEAST_SAMPLES = 4  # with fewer, centring leaves nothing
-_ROUNDING = 1e-12  # of float64 products, relative
-_OUTPUT_ROUNDING = 1e-6  # of float32 outputs, relative
+LEAST_SAMPLES = 4  # U-centring divides by n - 3
+_ROUNDING = 1e-12  # relative rounding error of float64 products
+_OUTPUT_ROUNDING = 1e-6  # relative rounding error of float32 outputs
 
 
 def probe_samples(federation: Federation, most: int, seed: int) -> np.ndarray:
-    """Indices of the samples of the probe, ascending, drawn from the clients' test samples.
+    """Draws at most `most` of the clients' test samples; ascending indices into the dataset.
 
     Raises:
-        ConfigError: they have too few.
+        ConfigError: the clients have fewer than `LEAST_SAMPLES` together.
     """
-    tested = np.unique(np.concatenate(federation.test))
-    if len(tested) < LEAST_SAMPLES:
-        raise ConfigError(f"the clients have {len(tested)} test samples together; a probe needs {LEAST_SAMPLES}")
-    return np.sort(stream(seed, 0, -1, "probe").permutation(tested)[:most])
+    candidates = np.unique(np.concatenate(federation.test))
+    if len(candidates) < LEAST_SAMPLES:
+        raise ConfigError(f"the clients have {len(candidates)} test samples together; a probe needs {LEAST_SAMPLES}")
+    return np.sort(stream(seed, 0, -1, "probe").permutation(candidates)[:most])
 
 
 def compare_layers(
@@ -51,9 +51,9 @@ def compare_layers(
     Args:
         clients: ascending ids; all their models are in memory at once.
         samples: indices into the dataset.
-        update: called with how many clients are done, of how many.
+        update: called with the number of clients that are done, and of all.
     """
-    products: dict[str, dict[int, np.ndarray]] = {}  # layer -> client -> [n, n]
+    grams: dict[str, dict[int, np.ndarray]] = {}  # layer -> client -> centred Gram matrix [n, n]
     description, states = get_comparable_model(checkpoint), read_client_states(checkpoint, clients.tolist())
     first = experiment.tasks[0]
     x = first.prepare(torch.from_numpy(experiment.federation.dataset.images[samples]).to(first.device))
@@ -63,27 +63,26 @@ def compare_layers(
         model = tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
 
         def note(layer: str, output: Tensor, client: int = state.client) -> None:
-            products.setdefault(layer, {})[client] = u_center(_compute_gram_matrix(output)).astype(np.float32)
+            grams.setdefault(layer, {})[client] = u_center(_compute_gram_matrix(output)).astype(np.float32)
 
         record_activations(task.architecture, task.whole(tree.to(model, task.device)), x, note)
         update(done, len(states))
-    return {
-        layer: LayerSimilarity(
-            np.array(sorted(of_layer), np.int64),
-            compute_cka(np.stack([of_layer[client] for client in sorted(of_layer)])),
-        )
-        for layer, of_layer in products.items()
-    }
+    similarities = {}
+    for layer, by_client in grams.items():
+        ids = sorted(by_client)
+        cka = compute_cka(np.stack([by_client[client] for client in ids]))
+        similarities[layer] = LayerSimilarity(np.array(ids, np.int64), cka)
+    return similarities
 
 
 def record_activations(architecture: Architecture, model: Tree, x: Tensor, see: Callable[[str, Tensor], None]) -> None:
-    """Run a model's prediction on a batch and pass each layer's output to `see`, in order.
+    """Runs a model on a batch and passes each layer's output to `see`, in order of execution.
 
     Args:
         model: weights of the architecture, on the device of x.
         x: prepared images, [B, C, H, W].
-        see: called with a layer of `architecture.layers` that has a "weight" and its output [B, ...], before any
-            nonlinearity.
+        see: called with the name of each layer of `architecture.layers` that has a "weight", and its output [B, ...]
+            before any nonlinearity.
     """
     leaves = dict(tree.leaves(model))
     weights = [(layer, leaves[path]) for layer in architecture.layers if (path := f"{layer}/weight") in leaves]
@@ -92,7 +91,7 @@ def record_activations(architecture: Architecture, model: Tree, x: Tensor, see: 
 
 
 class _LayerOutputs(TorchFunctionMode):
-    """While active, reports the results of calls that take a layer's weight as an argument after the input."""
+    """While active, passes on the results of torch functions that take a layer's weight after their input."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], see: Callable[[str, Tensor], None]) -> None:
         super().__init__()
@@ -109,26 +108,26 @@ class _LayerOutputs(TorchFunctionMode):
 
 
 def u_center(gram: np.ndarray) -> np.ndarray:
-    """The U-centred matrix of the products of n samples, [n, n] float64, with 0 on the diagonal.
+    """U-centres the Gram matrix of n samples, [n, n] float64, with zeros on the diagonal.
 
-    With it <A, B> / (n (n - 3)) is the unbiased HSIC_1 of Song et al., Feature Selection via Dependence Maximization,
-    JMLR 2012, eq. 5. The biased one would call any two wide layers alike where the samples are fewer than the units.
+    <A, B> / (n (n - 3)) of two such matrices is the unbiased HSIC_1 of Song et al., Feature Selection via Dependence
+    Maximization, JMLR 2012, eq. 5. The biased HSIC is near 1 for any two layers with more units than samples.
 
     Args:
-        gram: [n, n] the inner products x_i . x_j of the activations, n >= 4; what all x_i share may be left out of it.
+        gram: [n, n] the inner products x_i . x_j of the activations, n >= 4; a constant may be subtracted from all x_i.
     """
     n = len(gram)
     assert n >= LEAST_SAMPLES
-    apart = np.array(gram, np.float64)
-    np.fill_diagonal(apart, 0.0)
-    sums = apart.sum(0)
-    apart -= (sums[:, np.newaxis] + sums) / (n - 2) - sums.sum() / ((n - 1) * (n - 2))
-    np.fill_diagonal(apart, 0.0)
-    return apart if np.abs(apart).max() > _ROUNDING * np.abs(gram).max() else np.zeros_like(apart)
+    centred = np.array(gram, np.float64)
+    np.fill_diagonal(centred, 0.0)
+    sums = centred.sum(0)
+    centred -= (sums[:, np.newaxis] + sums) / (n - 2) - sums.sum() / ((n - 1) * (n - 2))
+    np.fill_diagonal(centred, 0.0)
+    return centred if np.abs(centred).max() > _ROUNDING * np.abs(gram).max() else np.zeros_like(centred)
 
 
 def compute_cka(matrices: np.ndarray) -> np.ndarray:
-    """CKA of every two layers, [m, m]: 1 alike, about 0 unrelated, NaN where one's output is constant.
+    """CKA of every two layers, [m, m]: 1 if they are alike, near 0 if unrelated, NaN if the output of one is constant.
 
     Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019, with unbiased HSIC as in
     Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, eq. 2: it may be slightly below 0.
@@ -144,10 +143,11 @@ def compute_cka(matrices: np.ndarray) -> np.ndarray:
 
 
 def _compute_gram_matrix(output: Tensor) -> np.ndarray:
-    """Inner products [B, B] of a layer's outputs for each sample, less their mean."""
+    """Inner products [B, B] of a layer's outputs, less their mean over samples."""
     flat = output.flatten(1).float()
     mean = flat.mean(0)
-    apart = flat - mean
-    apart = apart.where(apart.abs() > _OUTPUT_ROUNDING * mean.abs(), 0)  # of a dead layer nothing else would be left
-    products: np.ndarray = (apart @ apart.mT).cpu().numpy()
-    return products
+    centred = flat - mean
+    # A unit with constant output must not contribute rounding errors.
+    centred = centred.where(centred.abs() > _OUTPUT_ROUNDING * mean.abs(), 0)
+    gram: np.ndarray = (centred @ centred.mT).cpu().numpy()
+    return gram
