@@ -1,8 +1,9 @@
-"""The figures of a report over runs, in their order; for notebooks, as Altair charts."""
+"""The figures of a report over runs, in order, and as Altair charts for notebooks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
@@ -16,12 +17,12 @@ from pflmpi.errors import CheckpointError
 
 Plots = Sequence[Plot | Missing]
 
-MOST_DETAILED = 8  # runs whose checkpoints are looked into
-_MOST_MODELS = 8  # checkpoints from which the models of all clients are read
+MOST_DETAILED = 8  # groups of runs with figures of their own
+_MOST_MODELS = 8  # checkpoints of which the models of all clients are read
 
 
 def make_comparison_figures(runs: Sequence[NamedRun], groups: Sequence[SeedGroup]) -> dict[str, Plots]:
-    """The figures that show all runs, by the title of their section; the first is an overview."""
+    """The figures that compare all runs, by the title of their section; the first section is an overview."""
     against = clients.plot_against_local(runs)
     return {
         "Overview": [
@@ -43,26 +44,26 @@ def make_comparison_figures(runs: Sequence[NamedRun], groups: Sequence[SeedGroup
 
 
 def make_round_figures(groups: Sequence[SeedGroup]) -> Plots:
-    """Bytes, seconds and balance of ranks in each round, side by side; of several seeds their means."""
-    shown, others = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
-    plots_of = [
+    """Bytes, seconds and load balance of each round, averaged over seeds; several groups side by side."""
+    drawn, not_drawn = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
+    plots_by_title = [
         (group.title, _note_common_rounds(group, cost.plot_rounds(cost.average_columns(group), group.title)))
-        for group in shown
+        for group in drawn
     ]
     if sum(len(group.runs) for group in groups) == 1:
-        return plots_of[0][1]
-    together, rest = make_multiples(plots_of)
-    shared = [replace(plot, caption=plot.caption + accuracy.format_not_drawn(others)) for plot in together]
+        return plots_by_title[0][1]
+    multiples, rest = make_multiples(plots_by_title)
+    shared = [replace(plot, caption=plot.caption + accuracy.format_not_drawn(not_drawn)) for plot in multiples]
     own = [
         replace(plot, title=f"{plot.title}: {group.title}")
-        for group, plots in zip(shown, rest, strict=True)
+        for group, plots in zip(drawn, rest, strict=True)
         for plot in plots
     ]
     return [*shared, *own]
 
 
 def _note_common_rounds(group: SeedGroup, plots: Plots) -> Plots:
-    """The figures of a group over rounds; captions say which rounds where its seeds have unlike numbers of them."""
+    """Adds to captions which rounds are drawn, if the seeds of the group have different numbers of rounds."""
     if not group.common_rounds:
         return plots
     sentence = f" {group.common_rounds.capitalize()}."
@@ -70,7 +71,7 @@ def _note_common_rounds(group: SeedGroup, plots: Plots) -> Plots:
 
 
 def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:
-    """The figures from the checkpoints of one run, and what of them could not be read."""
+    """The figures of a run that need its checkpoints or probes, and the problems of files that could not be read."""
     run = named_run.run
     checkpoints = _open_intact_checkpoints(run)
     if not checkpoints:
@@ -93,24 +94,27 @@ def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:
 
 
 def _open_intact_checkpoints(run: Run) -> list[Checkpoint]:
-    """Intact checkpoints, evenly spaced, ascending."""
+    """Some evenly spaced checkpoints of a run, ascending, without damaged ones."""
     checkpoints = []
     for number in spread_over(run.rounds):
-        with suppress(CheckpointError):  # a report names these, by `comparable.damaged`
+        with suppress(CheckpointError):  # `comparable.find_damage` reports them
             checkpoints.append(run.round(number))
     return checkpoints
 
 
 # --- several runs side by side
 
-_CURVES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
+_CURVES_IN_MULTIPLES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
 
 
 def make_multiples(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Multiples], list[list[Plot | Missing]]]:
-    """Small multiples of the figures that several runs have on common axes, and the other figures of each run.
+    """Joins the figures that several runs share into small multiples.
 
     Args:
-        plots_of_runs: the figures of each run, by its label.
+        plots_of_runs: label and figures of each run.
+
+    Returns:
+        The small multiples, and the remaining figures of each run.
     """
     groups: dict[tuple[Any, ...], list[tuple[str, Part]]] = {}
     for label, plots in plots_of_runs:
@@ -119,22 +123,23 @@ def make_multiples(plots_of_runs: Sequence[tuple[str, Plots]]) -> tuple[list[Mul
                 unit = plot.value_label if isinstance(plot, Matrices) else plot.y_label
                 groups.setdefault((type(plot), plot.name, plot.title, unit), []).append((label, plot))
     shared = [parts for parts in groups.values() if len(parts) > 1]
-    moved = {id(part) for parts in shared for _, part in parts}
-    rest = [[plot for plot in plots if id(plot) not in moved] for _, plots in plots_of_runs]
+    joined = {id(part) for parts in shared for _, part in parts}
+    rest = [[plot for plot in plots if id(plot) not in joined] for _, plots in plots_of_runs]
     return [_join_as_multiples(parts) for parts in shared], rest
 
 
 def _has_common_axes(plot: Part) -> bool:
+    """Whether figures of this kind from several runs make sense on common axes."""
     if isinstance(plot, Matrices):
         return plot.column_label == "round" and len(plot.panels) == 1
-    return isinstance(plot, Stack) or plot.name in _CURVES
+    return isinstance(plot, Stack) or plot.name in _CURVES_IN_MULTIPLES
 
 
 def _join_as_multiples(parts: Sequence[tuple[str, Part]]) -> Multiples:
     first = parts[0][1]
-    styles: dict[str, int] = {}  # of each curve, the same in all runs
+    styles: dict[str, int] = {}  # a curve has the same style in all runs
 
-    def alike(part: Part) -> Part:
+    def restyle(part: Part) -> Part:
         if not isinstance(part, Curves):
             return part
         curves = (replace(curve, style=styles.setdefault(curve.label, len(styles))) for curve in part.curves)
@@ -144,12 +149,12 @@ def _join_as_multiples(parts: Sequence[tuple[str, Part]]) -> Multiples:
         name=f"{first.name}_of_runs",
         title=first.title,
         caption=_merge_captions({label: part.caption for label, part in parts}),
-        parts=tuple((label, alike(part)) for label, part in parts),
+        parts=tuple((label, restyle(part)) for label, part in parts),
     )
 
 
 def _merge_captions(captions: Mapping[str, str]) -> str:
-    """The sentences that all captions share, then those of single runs after their labels."""
+    """The sentences that all captions share, then each label with its own sentences."""
     sentences = {
         label: [f"{text}." for text in caption.removesuffix(".").split(". ")] for label, caption in captions.items()
     }
@@ -163,35 +168,34 @@ def _merge_captions(captions: Mapping[str, str]) -> str:
 
 
 class Figures:
-    """The figures of a report over some runs, as Altair charts. Those of `run.figures` and `runs.figures`.
+    """The figures of a report as Altair charts: `run.figures` and `runs.figures`.
 
-    A method for one chart raises `CheckpointError` where it cannot be drawn, and says why; `all` leaves such out.
+    A method for one chart raises `CheckpointError` if it cannot be drawn; `all` leaves it out.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = named(runs)
 
     def accuracy(self) -> Any:
-        """Mean accuracy over clients by round, or the main measure of runs that have another."""
+        """Mean accuracy over clients by round, or the main measure of the runs if it is another."""
         return _to_altair(accuracy.merge_seeds(accuracy.plot_main_measure(self._runs), self._runs))
 
     def accuracy_against_bytes(self) -> Any:
-        """Accuracy against the bytes that were sent so far."""
+        """Accuracy, or another main measure, against the bytes sent so far."""
         return _to_altair(cost.plot_against_bytes(self._runs))
 
     def all(self) -> dict[str, Any]:
-        """Every figure of a report by name, such as "partition"; what only checkpoints have is of the first run."""
-        questions = make_comparison_figures(self._runs, seed_groups(self._runs))
-        plots = [plot for of_question in questions.values() for plot in of_question] + [
-            *make_run_figures(self._runs[0])[0]
-        ]
+        """Every figure of a report by name, such as "partition"; figures of checkpoints are those of the first run."""
+        sections = make_comparison_figures(self._runs, seed_groups(self._runs))
+        run_figures, _ = make_run_figures(self._runs[0])
+        plots = [*chain.from_iterable(sections.values()), *run_figures]
         return {plot.name: _to_altair(plot) for plot in plots if not isinstance(plot, Missing)}
 
 
 def _to_altair(plot: Plot | Missing) -> Any:
     if isinstance(plot, Missing):
         raise CheckpointError(f"{plot.title}: {plot.why}")
-    import altair  # takes longer to import than a figure to draw
+    import altair  # slow to import, and only notebooks need it
 
-    read: Callable[[Any], Any] = altair.Chart.from_dict
-    return read({**build_chart(downsample(plot)), "title": plot.title, "background": "white"})
+    from_dict: Callable[[Any], Any] = altair.Chart.from_dict
+    return from_dict({**build_chart(downsample(plot)), "title": plot.title, "background": "white"})

@@ -1,4 +1,4 @@
-"""The main measure, losses and other measures over rounds; runs of several seeds as one curve."""
+"""Figures of the main measure, losses and other measures over rounds; runs of several seeds as one curve."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better,
 from pflmpi.store import metrics_file
 from pflmpi.text import join_truncated
 
-_QUANTILES = (0.1, 0.9)
+_QUANTILES = (0.1, 0.9)  # of the band over clients
 _BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
 _MOST_NAMED = 8  # groups in a caption
 _BETTER = {True: "lower", False: "higher"}
@@ -57,7 +57,7 @@ _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, f
 
 
 def plot_main_measure(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """The mean over clients by round, the best marked; of one run with a band over clients where it is known."""
+    """The mean over clients by round, with the best round marked; for a single run also a band over clients."""
     alone, measure = len(runs) == 1, choose_measure(runs)
     curves = [
         _make_mean_curve(named_run, measure, alone)
@@ -70,9 +70,9 @@ def plot_main_measure(runs: Sequence[NamedRun]) -> Curves | Missing:
     caption = f"Mean over clients; a ring marks the best round{describe_validation_choice(runs)}."
     if alone:
         caption += f" {_BAND}"
-    if alone and measure == ACCURACY and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:
-        columns, seen = runs[0].run.columns, mask_evaluated(runs[0], measure.column)
-        x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
+    if alone and measure == ACCURACY and np.isnan(np.asarray(curves[0].low)).mean() > 0.5:  # few checkpoints
+        columns, evaluated = runs[0].run.columns, mask_evaluated(runs[0], measure.column)
+        x, y, std = (columns[name][evaluated] for name in ("round", "accuracy_mean", "accuracy_std"))
         caption += " The thin lines are one standard deviation over clients below and above the mean."
         curves += [
             Curve("mean ± standard deviation", x, np.clip(100 * (y + sign * std), 0, 100), style=1, thin=True)
@@ -89,13 +89,15 @@ def plot_main_measure(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 
 def choose_measure(runs: Sequence[NamedRun]) -> MainMeasure:
-    """The measure by which runs are compared."""
+    """The measure by which the runs of a report are compared."""
     return main_measure([named_run.run for named_run in runs])
 
 
 def format_title(measure: MainMeasure) -> str:
-    """Its name at the start of a title; that of a function stays as it is."""
-    return measure.words if measure.words == measure.name != "accuracy" else measure.words.capitalize()
+    """The name of a measure at the start of a title: capitalised, unless it is that of a user's function."""
+    if measure.words == measure.name != "accuracy":
+        return measure.words
+    return measure.words.capitalize()
 
 
 def format_mean_label(measure: MainMeasure) -> str:
@@ -104,14 +106,17 @@ def format_mean_label(measure: MainMeasure) -> str:
 
 
 def describe_validation_choice(runs: Sequence[NamedRun]) -> str:
-    """What of a caption says how a best round was chosen, if by validation samples; curves of seeds then mark none."""
+    """For captions: how a best round was chosen, if by validation samples; "" otherwise.
+
+    Averaged curves of several seeds mark no best round then.
+    """
     measure = choose_measure(runs)
-    chosen = any(of_validation(measure.column) in named_run.run.columns for named_run in runs)
-    return f" by validation {measure.words}, where a run has that" if chosen else ""
+    has_validation = any(of_validation(measure.column) in named_run.run.columns for named_run in runs)
+    return f" by validation {measure.words}, where a run has that" if has_validation else ""
 
 
 def plot_bands(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
-    """The bands over clients, a panel for each of the first `most` groups; no figure without any."""
+    """The bands over clients, a panel for each of the first `most` groups; empty if no run has a band."""
     measure = choose_measure([named_run for group in groups for named_run in group.runs])
     curves = [curve for group in groups[:most] if (curve := _average_bands(group, measure)) is not None]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
@@ -130,12 +135,12 @@ def plot_bands(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
 
 
 def format_not_drawn(groups: Sequence[SeedGroup]) -> str:
-    """A sentence that names the groups for which a figure has no room; "" without any."""
+    """A sentence that names the groups that a figure leaves out; "" if there are none."""
     return f" Not drawn: {join_truncated([group.title for group in groups], _MOST_NAMED)}." if groups else ""
 
 
 def _average_bands(group: SeedGroup, measure: MainMeasure) -> Curve | None:
-    """Mean and band of a group over rounds; of runs that were evaluated in other rounds the first."""
+    """Mean and band of a group over rounds; those of its first run if seeds were evaluated in different rounds."""
     curves = [_make_mean_curve(run, measure, True) for run in group.runs if mask_evaluated(run, measure.column).any()]
     if not curves:
         return None
@@ -147,14 +152,16 @@ def _average_bands(group: SeedGroup, measure: MainMeasure) -> Curve | None:
 
 
 def plot_further_measures(runs: Sequence[NamedRun]) -> list[Curves]:
-    """Further measures, and losses, by round; no figure of one that no run has."""
+    """A figure over rounds for each loss and measure that any run has, except the main measure."""
     figures: list[Curves] = []
-    shown = choose_measure(runs).column
+    main_column = choose_measure(runs).column
     for column, (title, caption, y_label, factor) in {**_MEASURES, **_list_configured_measures(runs)}.items():
+        if column == main_column:
+            continue
         curves = []
-        for named_run in runs if column != shown else ():
-            if (measured := mask_evaluated(named_run, column)).any():
-                x, y = (named_run.run.columns[name][measured] for name in ("round", column))
+        for named_run in runs:
+            if (evaluated := mask_evaluated(named_run, column)).any():
+                x, y = (named_run.run.columns[name][evaluated] for name in ("round", column))
                 curves.append(Curve(named_run.legend, x, factor * y, style=named_run.style, source=named_run.label))
         if curves:
             figures.append(
@@ -171,7 +178,7 @@ def plot_further_measures(runs: Sequence[NamedRun]) -> list[Curves]:
 
 
 def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
-    """As `_MEASURES`, the means of the measures that runs have by `evaluation.measures`."""
+    """Entries like those of `_MEASURES` for the measures that runs have from `evaluation.measures`."""
     columns = dict.fromkeys(name for named_run in runs for name in metrics_file.of_measures(named_run.run.columns))
     measures = {name: MainMeasure(name.removesuffix("_mean")) for name in columns if name.endswith("_mean")}
     return {
@@ -187,30 +194,30 @@ def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, 
 
 
 def read_main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
-    """A measure [N] of each client in some of the rounds that have an intact checkpoint with it."""
-    of_rounds = {number: run.of_clients(measure, number) for number in spread_over(run.rounds)}
-    return {number: values for number, values in of_rounds.items() if values is not None}
+    """A measure [N] of the clients by round, for some evenly spaced rounds with an intact checkpoint that has it."""
+    by_round = {number: run.of_clients(measure, number) for number in spread_over(run.rounds)}
+    return {number: values for number, values in by_round.items() if values is not None}
 
 
 def mask_evaluated(named_run: NamedRun, column: str) -> np.ndarray:
-    """Whether a line of the metrics has a value that is drawn, [rounds] bool."""
+    """Mask of the rounds whose value in a column is drawn, [rounds] bool."""
     columns = named_run.run.columns
-    measured = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
-    return np.asarray(measured & (columns["round"] >= named_run.first), bool)
+    has_value = ~np.isnan(columns.get(column, np.full(len(columns["round"]), np.nan)))
+    return np.asarray(has_value & (columns["round"] >= named_run.first), bool)
 
 
 def _make_mean_curve(named_run: NamedRun, measure: MainMeasure, banded: bool) -> Curve:
     """The mean of a run by round, with the band over clients if `banded`."""
-    run, seen = named_run.run, mask_evaluated(named_run, measure.column)
-    rounds, mean = run.columns["round"][seen], measure.scale * run.columns[measure.column][seen]
+    run, evaluated = named_run.run, mask_evaluated(named_run, measure.column)
+    rounds, mean = run.columns["round"][evaluated], measure.scale * run.columns[measure.column][evaluated]
     low = high = None
     if banded:
         low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
         for number, values in read_main_by_round(run, measure).items():
-            place = np.flatnonzero(rounds == number)
-            with np.errstate(invalid="ignore"):  # next to an infinite value it is NaN
-                low[place], high[place] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
-    mark = find_best_round(run.columns, seen, measure)
+            index = np.flatnonzero(rounds == number)
+            with np.errstate(invalid="ignore"):  # interpolating next to an infinite value gives NaN
+                low[index], high[index] = (measure.scale * np.nanquantile(values, quantile) for quantile in _QUANTILES)
+    mark = find_best_round(run.columns, evaluated, measure)
     return Curve(named_run.legend, rounds, mean, low, high, mark, style=named_run.style, source=named_run.label)
 
 
@@ -218,47 +225,51 @@ def _make_mean_curve(named_run: NamedRun, measure: MainMeasure, banded: bool) ->
 
 
 def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
-    """The figure with runs that differ only in the seed merged into one curve."""
+    """Merges the curves of runs that differ only in the seed into their mean with its confidence interval."""
     if isinstance(plot, Missing):
         return plot
     groups = seed_groups(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
-    curves, measure, cut = list(plot.curves), choose_measure(runs), ""
+    curves, measure, shortened = list(plot.curves), choose_measure(runs), ""
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
-        of_group = [curve for curve in curves if curve.source in labels]
-        if len(of_group) < 2 or (count := _count_common_points(of_group, plot.by_round)) is None:
+        seeds = [curve for curve in curves if curve.source in labels]
+        if len(seeds) < 2 or (count := _count_common_points(seeds, plot.by_round)) is None:
             continue
-        if group.common_rounds and any(len(curve.x) > count for curve in of_group):
-            cut += f" {group.label}: {group.common_rounds}."
-        mean = _average_curves(f"{group.label}, {len(of_group)} seeds", of_group, count, plot.percent)
+        if group.common_rounds and any(len(curve.x) > count for curve in seeds):
+            shortened += f" {group.label}: {group.common_rounds}."
+        mean = _average_curves(f"{group.label}, {len(seeds)} seeds", seeds, count, plot.percent)
         if mean.mark is not None:
             mean = replace(mean, mark=None if describe_validation_choice(group.runs) else _find_best(mean.y, measure))
-        curves = [mean if curve is of_group[0] else curve for curve in curves if curve not in of_group[1:]]
+        curves = [mean if curve is seeds[0] else curve for curve in curves if curve not in seeds[1:]]
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
-    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}.{cut}"
+    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}.{shortened}"
     curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
 
 
 def _count_common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
-    """Number of points that all curves have; None where their x differ."""
+    """Number of leading points that curves can be averaged over; None if they cannot be averaged.
+
+    Curves over rounds need equal x; other curves (over bytes or seconds) are averaged in both axes.
+    """
     lengths = [len(curve.x) for curve in curves]
     count = min(lengths)
     if not count or (max(lengths) > count and curves[0].points is not None):
         return None
-    same = all(np.array_equal(curve.x[:count], curves[0].x[:count]) for curve in curves)
-    return count if same or not over_rounds else None
+    if over_rounds and not all(np.array_equal(curve.x[:count], curves[0].x[:count]) for curve in curves):
+        return None
+    return count
 
 
 def _average_curves(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
-    """Mean of curves point by point, with the confidence interval of the mean; none where a value is infinite."""
+    """Mean of the first `count` points of curves, with its confidence interval; no interval at infinite values."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
-    mean, half = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
+    mean, margin = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
-    low, high = (np.clip(side, least, most) for side in (mean - half, mean + half))
+    low, high = (np.clip(side, least, most) for side in (mean - margin, mean + margin))
     return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, points=None)
 
 

@@ -1,4 +1,4 @@
-"""The final accuracies of clients, gains over local training, and single clients over rounds."""
+"""Figures of clients: their final values, gains over local training, and single clients over rounds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,26 +19,26 @@ CONFUSION = "Confusion matrix"
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _SHARE = "share of the clients (%)"
-_MOST_NAMED = 8  # runs in the caption
-_MOST_LOSERS = 3  # clients named for each
-_LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
+_MOST_NAMED = 8  # runs in a caption
+_MOST_LOSERS = 3  # clients named for each run
+_LAYER_MEASURES = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # name of a figure of pairs -> its measure
 
 
 def plot_distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """The main measure of the clients from the worst to the best, for each run."""
-    curves, without, measure = [], [], choose_measure(runs)
+    """The final main measure of the clients from the worst to the best, a curve for each run."""
+    curves, missing, measure = [], [], choose_measure(runs)
     for named_run in runs:
         values = named_run.run.final(measure)
         if values is None:
-            without.append(named_run.label)
+            missing.append(named_run.label)
             continue
         values = measure.scale * values
-        curves.append(_make_sorted_curve(named_run, named_run.legend, values, falling=measure.lower))
+        curves.append(_make_sorted_curve(named_run, named_run.legend, values, descending=measure.lower))
     if not curves:
         return Missing(_TITLE, f"no checkpoint has the {measure.words} of the clients")
     caption = "Each point is a client of the newest checkpoint that has its value, from the worst to the best."
-    if without:
-        caption += f" Not drawn, without a checkpoint that has them: {join_truncated(without, 5)}."
+    if missing:
+        caption += f" Not drawn, without a checkpoint that has them: {join_truncated(missing, 5)}."
     return Curves(
         name="clients_at_the_end",
         title=_TITLE,
@@ -51,19 +51,19 @@ def plot_distribution(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 
 def plot_class_accuracy(runs: Sequence[NamedRun]) -> list[Curves]:
-    """The accuracy of each class at the end, for each run; no figure where no checkpoint has it."""
-    values = [
-        (named_run, by_class)
+    """The final accuracy of each class, a curve for each run; empty if no checkpoint has it."""
+    accuracies = [
+        (named_run, accuracy)
         for named_run in runs
-        if (by_class := named_run.run.newest_metric("class_accuracy").values) is not None
+        if (accuracy := named_run.run.newest_metric("class_accuracy").values) is not None
     ]
-    if not values:
+    if not accuracies:
         return []
-    names = read_class_names(values[0][0].run, len(values[0][1]))
+    names = read_class_names(accuracies[0][0].run, len(accuracies[0][1]))
     curves = (
-        Curve(run.legend, np.arange(1, len(names) + 1), 100 * by_class, style=run.style, source=run.label)
-        for run, by_class in values
-        if len(by_class) == len(names)
+        Curve(run.legend, np.arange(1, len(names) + 1), 100 * accuracy, style=run.style, source=run.label)
+        for run, accuracy in accuracies
+        if len(accuracy) == len(names)
     )
     return [
         Curves(
@@ -80,7 +80,7 @@ def plot_class_accuracy(runs: Sequence[NamedRun]) -> list[Curves]:
 
 
 def plot_confusion(run: Run) -> Matrices | Missing:
-    """Which classes the clients' models take for which, in the last probe.
+    """The confusion matrix of the clients' models in the last probe.
 
     Raises:
         CheckpointError: the probe is damaged, or of a newer format.
@@ -110,13 +110,14 @@ def plot_confusion(run: Run) -> Matrices | Missing:
 
 
 def _argsort_known(values: np.ndarray) -> np.ndarray:
+    """Indices that sort the values that are not NaN."""
     order = np.argsort(values, kind="stable")  # NaNs are last
     return np.asarray(order[: np.count_nonzero(~np.isnan(values))])
 
 
-def _make_sorted_curve(named_run: NamedRun, label: str, values: np.ndarray, falling: bool = False) -> Curve:
-    """The values [N] of the clients of a run, from the lowest to the highest, or `falling` from the highest on."""
-    clients = _argsort_known(-values if falling else values)
+def _make_sorted_curve(named_run: NamedRun, label: str, values: np.ndarray, descending: bool = False) -> Curve:
+    """The values [N] of the clients of a run in ascending or descending order."""
+    clients = _argsort_known(-values if descending else values)
     share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
     return Curve(label, share, values[clients], points=clients, style=named_run.style, source=named_run.label)
 
@@ -125,7 +126,7 @@ def _make_sorted_curve(named_run: NamedRun, label: str, values: np.ndarray, fall
 
 
 def plot_against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
-    """By how much each client is better than when it trains alone: a figure for each run of local training."""
+    """The gain of each client over local training, a figure for each run of local training."""
     local_runs, gains = compute_gains_over_local(runs)
     if not local_runs:
         return [Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")]
@@ -134,8 +135,8 @@ def plot_against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
         return [Missing(_AGAINST, f"no other run has the same data and partition as {names}")]
     plots: list[tuple[NamedRun, Curves]] = []
     for local in local_runs:
-        if of_local := [(named_run, gain) for named_run, base, gain in gains if base is local]:
-            plots.append((local, _plot_gains(local, of_local, choose_measure(runs))))
+        if gains_over := [(named_run, gain) for named_run, base, gain in gains if base is local]:
+            plots.append((local, _plot_gains(local, gains_over, choose_measure(runs))))
     if len(plots) == 1:
         return [plots[0][1]]
     return [
@@ -175,11 +176,11 @@ def _describe_losers(named_run: NamedRun, gain: np.ndarray, digits: int) -> str:
 def compute_gains_over_local(
     runs: Sequence[NamedRun],
 ) -> tuple[list[NamedRun], list[tuple[NamedRun, NamedRun, np.ndarray]]]:
-    """The runs of local training, and the gains over these.
+    """The runs of local training, and the gains of other runs over them.
 
-    A gain is a run, the run of local training with the same clients, of several that of the same seed, and by how much
-    [N], of shares in percentage points, each client is better in the first. Runs without such a run of local training
-    have none.
+    Each gain is a run, the run of local training on the same data and partition that it is compared with (preferably
+    with the same seed), and how much better each client [N] is in the first; shares are in percentage points. Runs
+    without such a run of local training have no gain.
     """
     measure = choose_measure(runs)
     scale = -measure.scale if measure.lower else measure.scale
@@ -188,36 +189,43 @@ def compute_gains_over_local(
     gains = []
     for named_run, values in tested:
         run = named_run.run
-        same = [pair for pair in local_runs if not _is_local(run) and _division(run) == _division(pair[0].run)]
-        if same:
-            of_seed = (pair for pair in same if pair[0].run.config.get("seed") == run.config.get("seed"))
-            local, base = next(of_seed, same[0])
+        if _is_local(run):
+            continue
+        candidates = [pair for pair in local_runs if _hash_samples(run) == _hash_samples(pair[0].run)]
+        if candidates:
+            same_seed = (pair for pair in candidates if pair[0].run.config.get("seed") == run.config.get("seed"))
+            local, base = next(same_seed, candidates[0])
             gains.append((named_run, local, values - base))
     return [local for local, _ in local_runs], gains
 
 
 def describe_gains(runs: Sequence[NamedRun]) -> str:
-    """How the gain over local is computed, and over which run of which; "" where there is none."""
-    compared: dict[NamedRun, list[str]] = {}
+    """How the gain over local training is computed, and which run each is compared with; "" if there is no gain."""
+    labels_by_local: dict[NamedRun, list[str]] = {}
     for named_run, local, _ in compute_gains_over_local(runs)[1]:
-        compared.setdefault(local, []).append(named_run.label)
+        labels_by_local.setdefault(local, []).append(named_run.label)
+    if not labels_by_local:
+        return ""
     bases = [
         f"{local.label} ({pluralize(len(local.run.columns['round']), 'round')}) for "
         f"{join_truncated(labels, _MOST_NAMED)}"
-        for local, labels in compared.items()
+        for local, labels in labels_by_local.items()
     ]
     measure = choose_measure(runs)
     unit, sense = ", in percentage points" * measure.percent, "below" if measure.lower else "above"
-    how = f"Gain over local{unit}: how far the {measure.words} in the newest checkpoint that has it is {sense} that of"
-    return f"{how} the same client, mean over clients, in {'; in '.join(bases)}." if bases else ""
+    return (
+        f"Gain over local{unit}: how far the {measure.words} in the newest checkpoint that has it is {sense} that of "
+        f"the same client, mean over clients, in {'; in '.join(bases)}."
+    )
 
 
-def _division(run: Run) -> tuple[str, str]:
+def _hash_samples(run: Run) -> tuple[str, str]:
+    """The recorded hashes of data and partition."""
     return str(run.recorded.get("data")), str(run.recorded.get("partition"))
 
 
 def _is_local(run: Run) -> bool:
-    """Whether the clients have trained alone: nothing was sent in any round."""
+    """Whether the clients trained alone: nothing was sent in any round."""
     columns = run.columns
     return len(columns["round"]) > 0 and not (columns["up_bytes"].any() or columns["down_bytes"].any())
 
@@ -228,19 +236,19 @@ Rows = tuple[NamedRun, np.ndarray, np.ndarray]  # a run, x [R] and the values [N
 
 
 def plot_single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plot | Missing]]) -> list[Plot]:
-    """Figures of the client that the reader selects: the main measure, other numbers, layers and samples, in each run.
+    """Figures of one client at a time, which the reader selects: measures, diagnostics, layers and samples by run.
 
     Args:
-        figures: of each run; those with a number of each client are shown client by client.
+        figures: the figures of each run; the values of matrices with a row for each client become curves.
     """
-    measure, of_main = choose_measure(runs), list[Rows]()
+    measure, main_rows = choose_measure(runs), list[Rows]()
     numbers: dict[tuple[str, str, str], list[Rows]] = {}
     layers: dict[str, list[tuple[NamedRun, Matrices]]] = {}
-    choices: list[int] = []  # the same clients in all runs
+    choices: list[int] = []  # clients that can be selected, the same in all runs
     for named_run, plots in zip(runs, figures, strict=False):
         if by_round := read_main_by_round(named_run.run, measure):
             values = measure.scale * np.stack(list(by_round.values()), axis=1)
-            of_main.append((named_run, np.array(list(by_round)), values))
+            main_rows.append((named_run, np.array(list(by_round)), values))
             choices = choices or choose_clients(named_run.run.round(max(by_round))).tolist()
         for plot in plots:
             if not isinstance(plot, Matrices) or plot.categories:
@@ -249,12 +257,14 @@ def plot_single_clients(runs: Sequence[NamedRun], figures: Sequence[Sequence[Plo
                 (panel,) = plot.panels
                 rows = (named_run, np.array(panel.columns), panel.values)
                 numbers.setdefault((plot.name, plot.title, plot.value_label), []).append(rows)
-            elif plot.name in _LAYERS:
+            elif plot.name in _LAYER_MEASURES:
                 layers.setdefault(plot.name, []).append((named_run, plot))
-    if not of_main:
+    if not main_rows:
         return []
     return [
-        _plot_selected_client(f"client_{measure.name}", format_title(measure), "round", measure.axis, of_main, choices),
+        _plot_selected_client(
+            f"client_{measure.name}", format_title(measure), "round", measure.axis, main_rows, choices
+        ),
         *(
             _plot_selected_client(f"client_{name}", title, "round", label, rows, choices)
             for (name, title, label), rows in numbers.items()
@@ -273,7 +283,7 @@ def _plot_selected_client(
     choices: Sequence[int],
     x_names: Sequence[str] = (),
 ) -> Curves:
-    """Curves of one client at a time, of those that can be chosen."""
+    """Curves of one client at a time; `choices` are the clients that can be selected."""
     most = max(len(rows) for _, _, rows in rows_of_runs)
     curves = tuple(
         Curve(named_run.label, x, rows[client], style=named_run.style, source=named_run.label, client=client)
@@ -295,25 +305,25 @@ def _plot_selected_client(
 
 
 def _plot_layers(name: str, matrices: Sequence[tuple[NamedRun, Matrices]], choices: Sequence[int]) -> Curves:
-    """How similar each layer of a client is to those of the others, on average."""
+    """Mean similarity of each layer of a client to that layer of the other clients."""
     names = list(dict.fromkeys(panel.title for _, plot in matrices for panel in plot.panels))
     rows = []
     for named_run, plot in matrices:
         count = 1 + max(int(client) for panel in plot.panels for client in panel.rows)
         means = np.full((count, len(names)), np.nan)
         for panel in plot.panels:
-            others = panel.drawn_values(hide_diagonal=True)
-            finite = np.isfinite(others)
-            mean = np.where(finite, others, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
+            similarity = panel.drawn_values(hide_diagonal=True)
+            finite = np.isfinite(similarity)
+            mean = np.where(finite, similarity, 0).sum(1) / np.where(finite.any(1), finite.sum(1), np.nan)
             means[np.array(panel.rows, int), names.index(panel.title)] = mean
         rows.append((named_run, np.arange(1, len(names) + 1), means))
     return _plot_selected_client(
-        f"client_{name}", "Layers", "layer", f"mean {_LAYERS[name]} with other clients", rows, choices, names
+        f"client_{name}", "Layers", "layer", f"mean {_LAYER_MEASURES[name]} with other clients", rows, choices, names
     )
 
 
 def _plot_samples(runs: Sequence[NamedRun], choices: Sequence[int]) -> list[Bars]:
-    """Training and test samples of a client by class, once for the runs that have the same."""
+    """Samples of a client by class, with a panel for each partition."""
     bars: list[tuple[int, str, str, str, int]] = []
     names: list[str] = []
     for counts, owners in group_by_partition(runs):

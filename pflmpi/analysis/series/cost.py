@@ -1,4 +1,4 @@
-"""What runs cost: bytes and seconds of rounds, and the main measure against them."""
+"""Figures of cost: bytes and seconds of rounds, and the main measure against them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,76 +11,79 @@ from pflmpi.analysis.series.accuracy import choose_measure, format_mean_label, f
 from pflmpi.learning.main_measure import MainMeasure
 from pflmpi.text import join_truncated, scaled_bytes
 
-_HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
-_PARTS = {
+_HIGH = 4  # times the 90th percentile of the rounds' seconds; higher rounds are cut off in the drawing
+_PARTS = {  # label -> column of metrics.csv
     "communication": "exchange_seconds",
     "evaluation": "evaluation_seconds",
     "checkpoint": "checkpoint_seconds",
 }
-_Total = tuple[NamedRun, np.ndarray]  # of the rounds so far, [rounds]
+_Totals = list[tuple[NamedRun, np.ndarray]]  # runs with their cumulative bytes or seconds, [rounds]
 _BYTES = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
 def plot_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
     """The main measure against the logical bytes sent so far, up and down."""
     measure = choose_measure(runs)
-    title = f"{format_title(measure)} against bytes"
-    sent = [np.cumsum(named_run.run.columns["up_bytes"] + named_run.run.columns["down_bytes"]) for named_run in runs]
-    silent = [named_run.label for named_run, total in zip(runs, sent, strict=True) if not total.any()]
-    totals = [
-        (named_run, total)
-        for named_run, total in zip(runs, sent, strict=True)
-        if total.any() and mask_evaluated(named_run, measure.column).any()
-    ]
+    totals: _Totals = []
+    without_traffic = []
+    for named_run in runs:
+        total = np.cumsum(named_run.run.columns["up_bytes"] + named_run.run.columns["down_bytes"])
+        if not total.any():
+            without_traffic.append(named_run.label)
+        elif mask_evaluated(named_run, measure.column).any():
+            totals.append((named_run, total))
     totals, lost = _drop_lost(totals)
     if not totals:
-        why = "nothing was sent by these runs, no round has been evaluated yet, or metrics of rounds are lost"
-        return Missing(title, why)
+        return Missing(
+            f"{format_title(measure)} against bytes",
+            "nothing was sent by these runs, no round has been evaluated yet, or metrics of rounds are lost",
+        )
     divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in totals))
     caption = "What the messages hold, of all clients from the first round on." + lost
-    if silent:
-        caption += f" Not drawn, as nothing is sent: {join_truncated(silent, 5)}."
+    if without_traffic:
+        caption += f" Not drawn, as nothing is sent: {join_truncated(without_traffic, 5)}."
     x_label = f"sent so far, up and down ({unit})"
     scaled = [(named_run, total / divisor) for named_run, total in totals]
     return _plot_against(measure, "bytes", caption, x_label, scaled)
 
 
 def plot_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """The main measure against the seconds of all rounds so far."""
+    """The main measure against the seconds of the rounds so far."""
     measure = choose_measure(runs)
-    times = [
-        (named_run, np.cumsum(named_run.run.columns["seconds"]))
-        for named_run in runs
-        if mask_evaluated(named_run, measure.column).any()
-    ]
-    times, lost = _drop_lost(times)
-    if not times:
+    totals, lost = _drop_lost(
+        [
+            (named_run, np.cumsum(named_run.run.columns["seconds"]))
+            for named_run in runs
+            if mask_evaluated(named_run, measure.column).any()
+        ]
+    )
+    if not totals:
         return Missing(
             f"{format_title(measure)} against time", "no round has been evaluated yet, or metrics of rounds are lost"
         )
     caption = "Seconds of the rounds on rank 0. Only times from the same machine and number of ranks can be compared."
-    return _plot_against(measure, "seconds", caption + lost, "time in rounds (s)", times)
+    return _plot_against(measure, "seconds", caption + lost, "time in rounds (s)", totals)
 
 
-def _drop_lost(totals: Sequence[_Total]) -> tuple[list[_Total], str]:
-    """The runs of which all rounds have figures, and a sentence on the others."""
+def _drop_lost(totals: _Totals) -> tuple[_Totals, str]:
+    """Drops runs with rounds whose metrics are lost; the others, and a sentence for the caption."""
     lost = [named_run.label for named_run, total in totals if np.isnan(total).any()]
     known = [(named_run, total) for named_run, total in totals if not np.isnan(total).any()]
     return known, f" Not drawn, as metrics of rounds are lost: {join_truncated(lost, 5)}." if lost else ""
 
 
-def _plot_against(measure: MainMeasure, what: str, caption: str, x_label: str, totals: Sequence[_Total]) -> Curves:
-    """A measure against the total of each run."""
+def _plot_against(measure: MainMeasure, cost: str, caption: str, x_label: str, totals: _Totals) -> Curves:
+    """A measure against the total cost of each run, in "bytes" or "seconds"."""
     curves = []
     for named_run, total in totals:
-        seen = mask_evaluated(named_run, measure.column)
-        mean = measure.scale * named_run.run.columns[measure.column][seen]
-        mark, style = find_best_round(named_run.run.columns, seen, measure), named_run.style
-        curves.append(Curve(named_run.legend, total[seen], mean, mark=mark, style=style, source=named_run.label))
+        evaluated = mask_evaluated(named_run, measure.column)
+        mean = measure.scale * named_run.run.columns[measure.column][evaluated]
+        mark, style = find_best_round(named_run.run.columns, evaluated, measure), named_run.style
+        curves.append(Curve(named_run.legend, total[evaluated], mean, mark=mark, style=style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
-        name=f"{measure.name}_against_{what}",
-        title=f"{format_title(measure)} against {'time' if what == 'seconds' else what}",
+        name=f"{measure.name}_against_{cost}",
+        title=f"{format_title(measure)} against {'time' if cost == 'seconds' else cost}",
         caption=caption,
         x_label=x_label,
         y_label=format_mean_label(measure),
@@ -90,20 +93,21 @@ def _plot_against(measure: MainMeasure, what: str, caption: str, x_label: str, t
     )
 
 
-Columns = Mapping[str, np.ndarray]  # of metrics.csv, each [rounds]
+Columns = Mapping[str, np.ndarray]  # columns of metrics.csv, each [rounds]
 
 
 def average_columns(group: SeedGroup) -> Columns:
-    """The columns of metrics.csv, of several seeds their means over the rounds that all have."""
+    """The columns of metrics.csv, averaged over seeds for the rounds that all of them have."""
     if len(group.runs) == 1:
         return group.runs[0].run.columns
-    columns = [named_run.run.columns for named_run in group.runs]
-    count = min(len(of_run["round"]) for of_run in columns)
-    names = [name for name in columns[0] if all(name in of_run for of_run in columns)]
-    return {name: np.mean([of_run[name][:count] for of_run in columns], axis=0) for name in names}
+    seeds = [named_run.run.columns for named_run in group.runs]
+    count = min(len(columns["round"]) for columns in seeds)
+    names = [name for name in seeds[0] if all(name in columns for columns in seeds)]
+    return {name: np.mean([columns[name][:count] for columns in seeds], axis=0) for name in names}
 
 
 def plot_rounds(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
+    """Bytes, seconds and load balance of each round."""
     return [plot_bytes(columns, label), plot_seconds(columns), *plot_imbalance(columns)]
 
 
@@ -128,17 +132,17 @@ def plot_bytes(columns: Columns, label: str) -> Curves | Missing:
 
 
 def plot_seconds(columns: Columns) -> Stack | Missing:
-    """Seconds of each round on rank 0, in parts that add up to the round."""
+    """Seconds of each round on rank 0, split into parts that add up to the round."""
     title = "Time per round"
     if not len(columns["round"]):
         return Missing(title, "no round is complete yet")
     parts = {label: np.nan_to_num(columns[name]) for label, name in _PARTS.items() if name in columns}
     rest = columns["seconds"] - np.sum(list(parts.values()), axis=0)
     parts = {"computation, and the rest of the round": np.maximum(rest, 0.0), **parts}
-    whole = np.sum(list(parts.values()), axis=0)
-    usual = float(np.quantile(whole, 0.9))
-    high = whole > _HIGH * usual
-    cut = [f"{number:g} ({seconds:.1f} s)" for number, seconds in zip(columns["round"][high], whole[high], strict=True)]
+    total = np.sum(list(parts.values()), axis=0)
+    usual = float(np.quantile(total, 0.9))
+    high = total > _HIGH * usual
+    cut = [f"{number:g} ({seconds:.1f} s)" for number, seconds in zip(columns["round"][high], total[high], strict=True)]
     return Stack(
         name="seconds_per_round",
         title=title,
@@ -153,12 +157,12 @@ def plot_seconds(columns: Columns) -> Stack | Missing:
 
 
 def plot_imbalance(columns: Columns) -> list[Curves]:
-    """Seconds that the slowest rank computes in each round, and the mean of the ranks; none where there is one rank."""
+    """Seconds that the slowest rank computes in each round, and the mean over ranks; empty if ranks never wait."""
     waiting = np.nan_to_num(columns.get("waiting_seconds", np.zeros(0)))
     if not waiting.any():
         return []
     rounds, slowest = columns["round"], columns["compute_seconds"]
-    ratio = np.nansum(slowest) / np.nansum(slowest - waiting)  # a lost metrics.csv leaves rounds without figures
+    ratio = np.nansum(slowest) / np.nansum(slowest - waiting)  # NaN in rounds whose metrics are lost
     return [
         Curves(
             name="imbalance",

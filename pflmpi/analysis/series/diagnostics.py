@@ -1,4 +1,4 @@
-"""Figures of an algorithm's diagnostics, by kind, as the checkpoints describe them."""
+"""Figures of the diagnostics that an algorithm declares, by kind."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +22,12 @@ from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, D
 
 
 def plot_diagnostics(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
-    """The figures of every diagnostic that the newest checkpoint describes, named `diagnostic-NAME` or with more.
+    """The figures of every diagnostic that the newest checkpoint describes, named `diagnostic-NAME...`.
 
-    No other figure has a hyphen in its name, and no diagnostic: each of a run has another name.
+    These names are unique, as neither other figures nor diagnostics have a hyphen in their names.
 
     Args:
-        checkpoints: of one run, ascending, at least one.
+        checkpoints: checkpoints of one run, ascending, at least one.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -66,7 +66,7 @@ def _join_sentences(*texts: str) -> str:
 def _plot_client_numbers(
     checkpoints: Sequence[Checkpoint], name: str, diagnostic: PerClient | Category
 ) -> Matrices | Missing:
-    """A number of each client (rows) in each checkpoint (columns)."""
+    """A number for each client (rows) and checkpoint (columns)."""
     values = np.full((checkpoints[-1].num_clients, len(checkpoints)), np.nan)
     for column, checkpoint in enumerate(checkpoints):
         values[:, column] = read_client_numbers(checkpoint, name, diagnostic)
@@ -95,10 +95,10 @@ def _plot_shares(
     """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
     last, title = checkpoints[-1], diagnostic.title
     among = choose_clients(last)
-    of_last = read_diagnostic(last, name, diagnostic, among)
-    if of_last is None:
+    choices = read_diagnostic(last, name, diagnostic, among)
+    if choices is None:
         return [Missing(title, f"the checkpoint of round {last.number} has no values of it")]
-    ids = of_last[0].tolist()
+    ids = choices[0].tolist()
     overlap = Matrices(
         name=f"{name}-overlap",
         title=f"{title}: overlap between clients",
@@ -111,7 +111,7 @@ def _plot_shares(
         row_label="client",
         column_label="client",
         value_label="overlap (%)",
-        panels=(Panel("", 100 * compute_overlaps(of_last[1]), ids, ids),),
+        panels=(Panel("", 100 * compute_overlaps(choices[1]), ids, ids),),
         limits=(0.0, 100.0),
         hide_diagonal=True,
         choices=True,
@@ -128,13 +128,14 @@ def _plot_shares_over_rounds(
         "overlap with the checkpoint before": [],
         "overlap between two clients": [],
     }
-    before: ClientValues | None = None  # one at a time in memory
+    before: ClientValues | None = None  # only two checkpoints are in memory
     for checkpoint in checkpoints:
         now = read_diagnostic(checkpoint, name, diagnostic, among)
         chosen = np.zeros((0, 1), bool) if now is None else now[1]
-        again = np.empty(0) if before is None or now is None else _compute_overlaps_of_changed(before, now)
-        across = select_pairs(compute_overlaps(chosen))
-        for means, values in zip(curves.values(), (chosen[chosen.any(1)].mean(1), again, across), strict=True):
+        shares = chosen[chosen.any(1)].mean(1)
+        with_before = np.empty(0) if before is None or now is None else _compute_overlaps_of_changed(before, now)
+        between_clients = select_pairs(compute_overlaps(chosen))
+        for means, values in zip(curves.values(), (shares, with_before, between_clients), strict=True):
             means.append(100 * float(values.mean()) if len(values) else float("nan"))
         before = now
     rounds = np.array([checkpoint.number for checkpoint in checkpoints])
@@ -153,15 +154,15 @@ def _plot_shares_over_rounds(
 
 
 def compute_jaccard(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """|a and b| / |a or b| along the last axis; NaN where both are empty."""
+    """The Jaccard index |a and b| / |a or b| along the last axis; NaN where both are empty."""
     both, either = (first & second).sum(-1), (first | second).sum(-1)
     return np.asarray(np.divide(both, either, out=np.full(np.shape(both), np.nan), where=either > 0))
 
 
 def compute_overlaps(chosen: np.ndarray) -> np.ndarray:
-    """The Jaccard overlap of the entries [N, L] of every two clients, [N, N]; NaN where one has none."""
-    wide = chosen.astype(np.float32)  # counts below 2**24 are exact
-    both = (wide @ wide.T).astype(np.float64)
+    """The Jaccard index of the chosen entries [N, L] of every two clients, [N, N]; NaN if one chose none."""
+    ones = chosen.astype(np.float32)  # counts below 2**24 are exact
+    both = (ones @ ones.T).astype(np.float64)
     counts = np.diag(both)
     either = counts[:, np.newaxis] + counts - both
     both_chose = np.minimum(counts[:, np.newaxis], counts) > 0
@@ -169,7 +170,7 @@ def compute_overlaps(chosen: np.ndarray) -> np.ndarray:
 
 
 def _compute_overlaps_of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
-    """The overlaps of the clients that are in both checkpoints and chose differently."""
+    """The Jaccard index of each client between two checkpoints, for clients in both whose choice changed."""
     _, then, now = np.intersect1d(before[0], after[0], return_indices=True)
     first, second = before[1][then], after[1][now]
     changed = (first != second).any(1) & first.any(1)
@@ -178,16 +179,16 @@ def _compute_overlaps_of_changed(before: ClientValues, after: ClientValues) -> n
 
 # --- weights of clients
 
-_ROUNDING = 1e-5  # relative; differences of float32 sums, which are no structure
+_ROUNDING = 1e-5  # relative rounding error of float32 sums
 
 
 def _plot_weights(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
-    """The weights of clients (columns) for clients (rows) in some checkpoints."""
-    made = [_make_weight_panel(checkpoint, name, diagnostic) for checkpoint in checkpoints]
-    panels = tuple(panel for panel in made if panel is not None)
+    """The weights that clients (rows) give to clients (columns) in some checkpoints."""
+    panel_or_none = [_make_weight_panel(checkpoint, name, diagnostic) for checkpoint in checkpoints]
+    panels = tuple(panel for panel in panel_or_none if panel is not None)
     if not panels:
         return Missing(diagnostic.title, "no checkpoint says who took part in its round, or none has these weights")
-    hidden = diagnostic.limits is None
+    hidden = diagnostic.limits is None  # otherwise a client's own weight would dominate the colour scale
     if (equal := find_only_value(panels, hidden)) is not None:
         return Missing(diagnostic.title, f"all equal: {equal:.4g} in {', '.join(panel.title for panel in panels)}")
     own = np.concatenate([np.diagonal(panel.values) for panel in panels])
@@ -211,7 +212,7 @@ def _plot_weights(checkpoints: Sequence[Checkpoint], name: str, diagnostic: Clie
 
 
 def find_only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
-    """The one value that all weights have up to rounding; None if they differ."""
+    """The value that all weights have, up to rounding; None if they differ."""
     weights = np.concatenate([panel.drawn_values(hide_diagonal).ravel() for panel in panels])
     weights = weights[~np.isnan(weights)]
     if len(weights) < 2 or weights.max() - weights.min() > _ROUNDING * np.abs(weights).max():
@@ -220,16 +221,20 @@ def find_only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | Non
 
 
 def _make_weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
-    """The weights of one checkpoint; None where it has none.
+    """The weights of one checkpoint; None if it has none.
 
-    What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
-    Of the matrix of all clients that the server keeps, some rows and columns are taken.
+    Weights that clients keep are drawn for the participants of the round only, as those of other clients are older. Of
+    a matrix of all clients that the server keeps, some rows and columns are drawn.
     """
-    among = choose_clients(checkpoint) if diagnostic.server else checkpoint.participants if diagnostic.kept else None
-    of_round = read_diagnostic(checkpoint, name, diagnostic, among)
-    if of_round is None or (diagnostic.kept and among is None):
+    among = None
+    if diagnostic.server:
+        among = choose_clients(checkpoint)
+    elif diagnostic.kept:
+        among = checkpoint.participants
+    values = read_diagnostic(checkpoint, name, diagnostic, among)
+    if values is None or (diagnostic.kept and among is None):
         return None
-    clients, weights = of_round
+    clients, weights = values
     columns = clients
     if diagnostic.server:
         weights = weights[:, clients]
@@ -244,33 +249,36 @@ def _make_weight_panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeig
 
 
 def _scatter_weights(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of the columns, first those of the rows, and the weights of each row at their places, NaN elsewhere.
+    """Arranges weights, given with the ids they belong to, as a matrix with a column for each id.
 
     Args:
         clients: [m] ids of the rows.
         others: [m, M] ids that the weights belong to, negative for none.
-        weights: [m, M], or [m, 1 + M] with the client's own first.
+        weights: [m, M], or [m, 1 + M] with the client's own weight first.
+
+    Returns:
+        The ids of the columns, first those of the rows, and the matrix, NaN where there is no weight.
     """
     if weights.shape[1] == others.shape[1] + 1:
         others = np.column_stack([clients, others])
     columns = np.concatenate([clients, np.setdiff1d(others[others >= 0], clients)])
     matrix = np.full((len(clients), len(columns)), np.nan)
-    row, place = np.nonzero(others >= 0)
-    position = {client: column for column, client in enumerate(columns.tolist())}
-    matrix[row, [position[client] for client in others[row, place].tolist()]] = weights[row, place]
+    rows, entries = np.nonzero(others >= 0)
+    column_of = {client: column for column, client in enumerate(columns.tolist())}
+    matrix[rows, [column_of[client] for client in others[rows, entries].tolist()]] = weights[rows, entries]
     return columns, matrix
 
 
 # --- vectors of classes
 
 _SERVER = -1
-_MOST_POINTS = 2000  # of t-SNE, whose time grows faster than their number
-_FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
+_MOST_POINTS = 2000  # for t-SNE, whose time grows faster than linearly
+_FEWEST_POINTS = 100  # for t-SNE, which is mostly chance with fewer
 _PERPLEXITY = 30.0
 
 
 def plot_projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
-    """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
+    """The class vectors of some checkpoints, projected by PCA and by t-SNE; each is fitted to all checkpoints."""
     title = diagnostic.title
     clouds = [cloud for checkpoint in checkpoints if len((cloud := read_known_vectors(checkpoint, diagnostic)).classes)]
     vectors = np.concatenate([cloud.points for cloud in clouds]) if clouds else np.empty((0, 0))
@@ -284,7 +292,7 @@ def plot_projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
     caption = _join_sentences(diagnostic.caption, marks, "One projection for all rounds")
 
     def drawn(method: str, points: np.ndarray, axes: Sequence[str]) -> Clouds:
-        """The clouds with points [M, 2] in the place of the vectors [M, d]."""
+        """The figure of the projected points [M, 2]."""
         parts = np.split(points, np.cumsum([len(cloud.classes) for cloud in clouds])[:-1])
         return Clouds(
             name=f"{name}-{method.lower().replace('-', '')}",
@@ -306,7 +314,7 @@ def plot_projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
 
 
 def read_known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Cloud:
-    """The vectors [M, d] that server and some clients keep and that are known."""
+    """The known class vectors [M, d] that the server and some clients keep."""
     parts, among = [], choose_clients(checkpoint)
     if diagnostic.server and (shared := checkpoint.server_leaf(diagnostic.server)) is not None:
         flag = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
@@ -314,20 +322,20 @@ def read_known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Clou
     if diagnostic.kept and (kept := read_kept_array(checkpoint, diagnostic.kept, among)) is not None:
         flags = read_kept_array(checkpoint, diagnostic.kept_known, among) if diagnostic.kept_known else None
         parts.append((*kept, None if flags is None else flags[1]))
-    columns = []
+    vectors = []  # points, classes and clients of each part
     for clients, values, flag in parts:
-        place, label = np.nonzero(np.ones(values.shape[:2], bool) if flag is None else flag)
-        columns.append((values[place, label].astype(np.float64), label, clients[place]))
+        row, label = np.nonzero(np.ones(values.shape[:2], bool) if flag is None else flag)
+        vectors.append((values[row, label].astype(np.float64), label, clients[row]))
     title = f"round {checkpoint.number}"
-    if not columns:
+    if not vectors:
         return Cloud(title, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
-    return Cloud(title, *(np.concatenate(column) for column in zip(*columns, strict=True)))
+    return Cloud(title, *(np.concatenate(arrays) for arrays in zip(*vectors, strict=True)))
 
 
 def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first two principal components [M, 2] of values [M, d], and their shares of the variance [2].
+    """Projects values [M, d] on their first two principal components [M, 2]; also their shares of the variance [2].
 
-    Each component's largest loading is positive, so that the picture does not depend on the linear algebra library.
+    The largest loading of each component is positive, so that signs do not depend on the linear algebra library.
     """
     centred = values - values.mean(0)
     _, singular, axes = np.linalg.svd(centred, full_matrices=False)
@@ -340,8 +348,8 @@ def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tsne(values: np.ndarray) -> np.ndarray:
-    """t-SNE of values [M, d] in two dimensions, [M, 2], from a fixed start."""
-    method: Any = import_module("sklearn.manifold").TSNE  # takes a second, and few runs have class vectors
+    """t-SNE of values [M, d] in two dimensions, [M, 2], with a fixed seed."""
+    method: Any = import_module("sklearn.manifold").TSNE  # slow to import, and few runs have class vectors
     perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
     points = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
     return np.asarray(points, np.float64)

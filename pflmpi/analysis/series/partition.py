@@ -1,4 +1,4 @@
-"""The partition: samples of each client and class, and clients in the order of their classes."""
+"""The figure of the partition (samples of each client and class), and sorting clients by their main class."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SIDES = ("training samples", "test samples", "validation samples")
 
 
 def read_counts(run: Run) -> SampleCounts | None:
-    """Samples of each client and class; None where the run has not recorded them, or cannot be read."""
+    """Number of samples of each client and class; None if the run did not record them, or the file is damaged."""
     try:
         return run.counts
     except CheckpointError:
@@ -26,7 +26,7 @@ def read_counts(run: Run) -> SampleCounts | None:
 
 
 def read_class_names(run: Run, count: int) -> list[str]:
-    """The names of the classes in the newest checkpoint; their numbers where it has none."""
+    """The names of the classes in the newest checkpoint; their numbers if it has no such names."""
     try:
         names = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
     except (CheckpointError, ValueError):
@@ -35,7 +35,7 @@ def read_class_names(run: Run, count: int) -> list[str]:
 
 
 def group_by_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, list[NamedRun]]]:
-    """Each partition with the runs that have the same samples of each class on each client; None: not known."""
+    """Groups runs by their samples of each class on each client; these are None for runs that did not record them."""
     groups: dict[tuple[object, ...], tuple[SampleCounts | None, list[NamedRun]]] = {}
     for named_run in runs:
         counts = read_counts(named_run.run)
@@ -45,27 +45,25 @@ def group_by_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | No
 
 
 def plot_partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
-    """The partition of each run, once for those that have the same.
+    """The distinct partitions of the runs; titles name the runs if there are several partitions.
 
     Args:
-        most: how many of them; titles name the runs wherever there are more.
+        most: how many are drawn.
     """
     groups = group_by_partition(runs)
-    plots = [plot_partition(owners[0].run) for _, owners in groups[:most]]
     if len(groups) == 1:
-        return plots
-    others = [
-        Missing(f"{_TITLE} of {join_truncated([run.label for run in owners])}", f"{most} partitions are shown")
-        for _, owners in groups[most:]
-    ]
-    named: list[Matrices | Missing] = []
-    for number, (plot, (_, owners)) in enumerate(zip(plots, groups, strict=False), 1):
+        return [plot_partition(groups[0][1][0].run)]
+    plots: list[Matrices | Missing] = []
+    for number, (_, owners) in enumerate(groups, 1):
         title = f"{_TITLE} of {join_truncated([named_run.label for named_run in owners])}"
-        if isinstance(plot, Missing):
-            named.append(replace(plot, title=title))
-        else:
-            named.append(replace(plot, title=title, name=plot.name + (f"_{number}" if number > 1 else "")))
-    return [*named, *others]
+        if number > most:
+            plots.append(Missing(title, f"{most} partitions are shown"))
+            continue
+        plot = plot_partition(owners[0].run)
+        if isinstance(plot, Matrices) and number > 1:
+            plot = replace(plot, name=f"{plot.name}_{number}")
+        plots.append(replace(plot, title=title))
+    return plots
 
 
 def plot_partition(run: Run) -> Matrices | Missing:
@@ -93,25 +91,25 @@ def plot_partition(run: Run) -> Matrices | Missing:
 
 
 def sort_by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
-    """A figure of every two clients with the clients sorted by their main class.
+    """Sorts the clients of a figure of pairs of clients by their main class.
 
-    Other figures, and those of a run without a readable partition, are as they were. Of an overlap of choices, clients
-    of a single class are left out: with nothing to tell apart, their entries hardly change, and ties decide.
+    Other figures, and those of a run without a readable partition, are returned unchanged. In a figure of choices,
+    clients with a single class are left out: they have nothing to tell apart, so ties decide what they choose.
     """
     if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := read_counts(run)) is None:
         return plot
-    main, num_classes = counts.train.argmax(1), (counts.train > 0).sum(1)
+    main_class, num_classes = counts.train.argmax(1), (counts.train > 0).sum(1)
     left_out = [str(client) for client in plot.panels[0].rows if plot.choices and num_classes[client] == 1]
-    if len(left_out) > len(plot.panels[0].rows) - 2:
+    if len(left_out) > len(plot.panels[0].rows) - 2:  # a figure needs two clients
         left_out = []
     caption = plot.caption
     if left_out:
         caption += f" Clients of a single class, whose choice says nothing, are left out ({', '.join(left_out)})."
     panels = []
     for panel in plot.panels:
-        places = [place for place, client in enumerate(panel.rows) if str(client) not in left_out]
-        clients = np.array(panel.rows)[places]
-        order = np.array(places)[np.lexsort((clients, main[clients]))]
-        names = [panel.rows[place] for place in order]
+        indices = [index for index, client in enumerate(panel.rows) if str(client) not in left_out]
+        clients = np.array(panel.rows)[indices]
+        order = np.array(indices)[np.lexsort((clients, main_class[clients]))]
+        names = [panel.rows[index] for index in order]
         panels.append(Panel(panel.title, panel.values[np.ix_(order, order)], names, names))
     return replace(plot, panels=tuple(panels), caption=f"{caption} Clients with the same main class are side by side.")
