@@ -17,21 +17,21 @@ from pflmpi.text import scaled_bytes
 Value = str | int | float
 Line = dict[str, Value]  # by column; unknown numbers are NaN or ""
 
-_OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
-_OF_MAIN = (  # columns of the main measure, which they name in brackets; accuracy is %
+_SHARE_OF_BEST = 0.9  # the second default target, as a share of the best accuracy of all runs
+_MAIN_COLUMNS = (  # columns of the main measure, followed by its name in brackets, or by (%) for accuracy
     *("best", "validation", "last", "std over clients", "worst client", "lowest 10 %", "highest 10 %"),
     *("unseen", "after training", "gain over local"),
 )
-_OPTIONAL = (  # left out where empty
+_OPTIONAL = (  # columns that are left out if no run has a value
     *("validation", "lowest 10 %", "highest 10 %", "unseen", "after training", "accuracy (%)", "macro F1 (%)"),
     *("gain over local", "clients below local"),
 )
-_STD = "±"  # after the name of a column: its standard deviation over seeds
+_STD = "±"  # suffix of columns of standard deviations over seeds
 _FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
 def describe_columns(measure: MainMeasure) -> str:
-    """What the columns of a table are, in which this is the main measure."""
+    """Explains the columns of a table of runs with this main measure, for readers."""
     name = measure.words
     worst, sense = ("highest", "below") if measure.lower else ("lowest", "above")
     return (
@@ -45,31 +45,35 @@ def describe_columns(measure: MainMeasure) -> str:
 
 
 def column_of(name: str) -> str:
-    """What a column is called whatever the main measure.
+    """The name of a column without the name or unit of the main measure.
 
     >>> column_of("best (rmse)"), column_of("lowest 10 % (%)"), column_of("time (s)")
     ('best', 'lowest 10 %', 'time (s)')
     """
-    start = name.removesuffix(f" {_STD}").rpartition(" (")[0]
-    return start if start in _OF_MAIN else name.removesuffix(f" {_STD}")
+    name = name.removesuffix(f" {_STD}")
+    start = name.rpartition(" (")[0]
+    return start if start in _MAIN_COLUMNS else name
 
 
 def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
-    """The line of each run, with the cost to targets (accuracies, as shares); empty optional columns are left out."""
+    """A line for each run.
+
+    Args:
+        targets: accuracies, as shares, to which costs are counted.
+    """
+    plain_runs = [named_run.run for named_run in runs]
     gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
-    options, measure = (
-        list_compared_options([named_run.run for named_run in runs]),
-        main_measure([one.run for one in runs]),
-    )
-    lines, gained = list[Line](), "gain over local" + f" ({_unit(measure)})" * (measure != ACCURACY)
-    for place, named_run in enumerate(runs):
+    options, measure = list_compared_options(plain_runs), main_measure(plain_runs)
+    gain_column = "gain over local" if measure == ACCURACY else f"gain over local ({_unit(measure)})"
+    lines: list[Line] = []
+    for index, named_run in enumerate(runs):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
-        compared = not np.isnan(gain).all()
+        has_gain = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
-        line |= {key: texts[place] for key, texts in options.items()}
+        line |= {key: texts[index] for key, texts in options.items()}
         line |= results(run, measure)
-        line[gained] = float(np.nanmean(gain)) if compared else math.nan
-        line["clients below local"] = int((gain < 0).sum()) if compared else ""
+        line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
+        line["clients below local"] = int((gain < 0).sum()) if has_gain else ""
         for target in targets:
             cost, to = compute_cost_to(run.columns, target), f"to {100 * target:g} %"
             line[f"rounds {to}"] = "" if cost is None else cost.rounds
@@ -82,19 +86,19 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
 
 
 def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
-    """A line for each group of runs that differ in the seed alone, with means, and standard deviations as `NAME ±`.
+    """A line for each group of runs that differ only in the seed, with means, and standard deviations as `NAME ±`.
 
     Args:
-        lines: of the runs, by `summarize_runs`; where no two differ in the seed alone, they are returned as they are.
+        lines: the lines of the runs; returned unchanged if no two runs differ only in the seed.
     """
-    groups, of_run = seed_groups(runs), dict(zip(runs, lines, strict=True))
+    groups, line_of = seed_groups(runs), dict(zip(runs, lines, strict=True))
     if len(groups) == len(runs):
         return list(lines)
     merged: list[Line] = []
     for group in groups:
         line: Line = {"run": group.label, "seeds": len(group.runs)}
         for name in lines[0]:
-            values = [of_run[named_run][name] for named_run in group.runs]
+            values = [line_of[named_run][name] for named_run in group.runs]
             if name == "folder":
                 line[name] = str(group.folder) if len(values) > 1 else values[0]
             elif name != "run":
@@ -104,7 +108,7 @@ def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
 
 
 def _average_column(name: str, values: Sequence[Value]) -> Line:
-    """The mean of a column over seeds, unknown where one is; of floats the standard deviation too."""
+    """The mean of a column over seeds, empty if a value is missing; for floats also the standard deviation."""
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
         return {name: "" if numbers else ", ".join(dict.fromkeys(map(str, values)))}
@@ -116,21 +120,21 @@ def _average_column(name: str, values: Sequence[Value]) -> Line:
 
 
 def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
-    """Results of a run by column, from its metrics and those of the clients at its end; those of `measure` come first.
+    """The results of a run by column, those of `measure` first.
 
     Raises:
         CheckpointError: its metrics are damaged.
     """
     columns, seconds = run.columns, run.columns["seconds"]
-    newest = {name: find_last_value(values) for name, values in columns.items()}
+    last = {name: find_last_value(values) for name, values in columns.items()}
     return {
         "rounds": len(seconds),
         "of": int(run.config.get("training", {}).get("rounds", 0)),
-        **_main_measure_columns(run, measure, newest),
-        **({} if measure == ACCURACY else {"accuracy (%)": 100 * newest.get("accuracy_mean", math.nan)}),
-        "macro F1 (%)": 100 * newest.get("f1_macro", math.nan),
-        "training loss": newest.get("train_loss", math.nan),
-        "test loss": newest.get("test_loss", math.nan),
+        **_main_measure_columns(run, measure, last),
+        **({} if measure == ACCURACY else {"accuracy (%)": 100 * last.get("accuracy_mean", math.nan)}),
+        "macro F1 (%)": 100 * last.get("f1_macro", math.nan),
+        "training loss": last.get("train_loss", math.nan),
+        "test loss": last.get("test_loss", math.nan),
         "up (bytes)": _sum_bytes(columns["up_bytes"]),
         "down (bytes)": _sum_bytes(columns["down_bytes"]),
         "up, wire (bytes)": _sum_bytes(columns["wire_up_bytes"]),
@@ -141,61 +145,71 @@ def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
 
 
 def _sum_bytes(values: np.ndarray) -> Value:
-    """The sum of a column of bytes; "" where figures of rounds are lost."""
+    """The sum of a column of bytes; "" if metrics of rounds are lost."""
     return "" if np.isnan(values).any() else int(values.sum())
 
 
-def _main_measure_columns(run: Run, measure: MainMeasure, newest: Mapping[str, float]) -> Line:
+def _main_measure_columns(run: Run, measure: MainMeasure, last: Mapping[str, float]) -> Line:
     """The columns of the main measure.
 
     Args:
-        newest: the last value of each column of metrics.csv.
+        last: the last value of each column of metrics.csv.
     """
-    columns, clients, name, scale = run.columns, run.final(measure), measure.name, measure.scale
-    unmeasured = np.full(len(columns["round"]), np.nan)
-    place = find_best_round(columns, measure=measure) if run.has(measure) else None
-    mean, validation = (columns.get(key, unmeasured) for key in (measure.column, of_validation(measure.column)))
-    with np.errstate(invalid="ignore"):  # of infinite values it is NaN
-        spread = math.nan if clients is None else float(np.nanstd(clients))
-    worst = math.nan if clients is None else float((np.nanmax if measure.lower else np.nanmin)(clients))
+    columns = run.columns
+    best = validation = std = worst = math.nan
+    best_round: Value = ""
+    if run.has(measure) and (index := find_best_round(columns, measure=measure)) is not None:
+        best = float(columns[measure.column][index])
+        if (validation_column := of_validation(measure.column)) in columns:
+            validation = float(columns[validation_column][index])
+        best_round = int(columns["round"][index])
+    clients = run.final(measure)
+    if clients is not None:
+        with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
+            std = float(np.nanstd(clients))
+        worst = float(np.nanmax(clients) if measure.lower else np.nanmin(clients))
     values = {
-        "best": math.nan if place is None else float(mean[place]),
-        "validation": math.nan if place is None else float(validation[place]),
-        "last": newest.get(measure.column, math.nan),
-        "std over clients": newest.get("accuracy_std", math.nan) if measure == ACCURACY else spread,
+        "best": best,
+        "validation": validation,
+        "last": last.get(measure.column, math.nan),
+        "std over clients": last.get("accuracy_std", math.nan) if measure == ACCURACY else std,
         "worst client": worst,
-        f"{'highest' if measure.lower else 'lowest'} 10 %": newest.get(f"{name}_bottom", math.nan),
-        "unseen": newest.get(f"unseen_{measure.column}", math.nan),
-        "after training": newest.get(f"trained_{measure.column}", math.nan),
+        f"{'highest' if measure.lower else 'lowest'} 10 %": last.get(f"{measure.name}_bottom", math.nan),
+        "unseen": last.get(f"unseen_{measure.column}", math.nan),
+        "after training": last.get(f"trained_{measure.column}", math.nan),
     }
     line: Line = {}
     for key, value in values.items():
-        line[f"{key} ({_unit(measure)})"] = scale * value
+        line[f"{key} ({_unit(measure)})"] = measure.scale * value
         if key == "best":
-            line["in round"] = "" if place is None else int(columns["round"][place])
+            line["in round"] = best_round
     return line
 
 
 def _unit(measure: MainMeasure) -> str:
-    return "%" if measure == ACCURACY else f"{measure.words}, %" if measure.percent else measure.words
+    """What columns of the main measure have in brackets."""
+    if measure == ACCURACY:
+        return "%"
+    return f"{measure.words}, %" if measure.percent else measure.words
 
 
 def format_line(line: Mapping[str, Value]) -> dict[str, str]:
     """The values of a line as texts; unknown ones are empty."""
-    digits = {name: 4 if _has_four_digits(name.removesuffix(f" {_STD}")) else 2 for name in line}
-    return {
-        name: "" if value != value else f"{value:.{digits[name]}f}" if isinstance(value, float) else str(value)
-        for name, value in line.items()
-    }
+    return {name: _format_value(name, value) for name, value in line.items()}
 
 
-def _has_four_digits(name: str) -> bool:
-    return name in _FOUR_DIGITS or (column_of(name) != name and not name.endswith("%)"))
+def _format_value(column: str, value: Value) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    if math.isnan(value):
+        return ""
+    name = column.removesuffix(f" {_STD}")
+    has_four_digits = name in _FOUR_DIGITS or (column_of(name) != name and not name.endswith("%)"))
+    return f"{value:.{4 if has_four_digits else 2}f}"
 
 
 def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """`format_line` of lines with bytes in one unit, which the names of these columns say, and mean ± deviation in "
-    "one."""
+    """Formats lines with bytes in a common unit, named in the column, and means with their deviations in one cell."""
     scaled: list[Line] = [{} for _ in lines]
     for name in lines[0]:
         values = [line[name] for line in lines]
@@ -207,7 +221,7 @@ def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
 
 
 def _append_deviations(texts: dict[str, str]) -> dict[str, str]:
-    """Texts of means with their deviations behind them."""
+    """Moves standard deviations into the cells of their means."""
     deviations = {name: texts.pop(name) for name in list(texts) if name.endswith(f" {_STD}")}
     return {
         name: f"{text} {_STD} {deviation}" if (deviation := deviations.get(f"{name} {_STD}")) else text
@@ -216,6 +230,7 @@ def _append_deviations(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _scale_bytes(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
+    """Scales a column of bytes to a suitable unit; its new name and values."""
     divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
     scaled: list[Value] = [math.nan if isinstance(value, str) else value / divisor for value in values]
     if name.startswith("bytes to"):
@@ -224,8 +239,8 @@ def _scale_bytes(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
 
 
 def choose_targets(runs: Sequence[Run]) -> list[float]:
-    """The accuracies that a report counts the cost to, as shares: what all runs reach, and 90 % of the best of all."""
-    reached = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
-    common = math.floor(100 * min(reached, default=0.0)) / 100
-    share = math.floor(1000 * _OF_BEST * max(reached, default=0.0)) / 1000
+    """The default targets of a report, accuracies as shares: what all runs reach, and 90 % of the best of all."""
+    best = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
+    common = math.floor(100 * min(best, default=0.0)) / 100
+    share = math.floor(1000 * _SHARE_OF_BEST * max(best, default=0.0)) / 1000
     return list(dict.fromkeys(target for target in (common, share) if target > 0))
