@@ -1,4 +1,4 @@
-"""The table of a sweep: from the metrics of its runs, beside the published figures; as Markdown, CSV and LaTeX."""
+"""The table of a sweep: values of its runs beside published ones, as Markdown, CSV and LaTeX."""
 
 import math
 import re
@@ -26,21 +26,21 @@ from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import format_csv, pluralize, short_repr
 
-LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
+LAST = 10  # rounds of the mean that selects no round by its test accuracy
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a table shows of its runs.
+    """A metric that a table shows.
 
     Attributes:
-        name: in words.
-        column: of metrics.csv.
-        unit: in words; "" for a loss, and for a measure that is no share.
-        scale: what a value of the column is multiplied by.
-        judge: the column that decides which round is best; "": this one.
-        lowest: whether that round is the one with the lowest value, though it is no loss.
-        digits: decimals that are printed.
+        name: description for readers.
+        column: its column of metrics.csv.
+        unit: name of the unit; "" for losses and measures that are no shares.
+        scale: factor from the column to the printed value.
+        judge: the column that decides which round is best; "" for `column`.
+        lowest: whether the lowest value is the best, although the metric is no loss.
+        digits: printed decimals.
     """
 
     name: str
@@ -67,7 +67,7 @@ METRICS = {
 }
 
 
-_OVER = {
+_AGGREGATES = {  # suffix of a column -> description
     "mean": "mean over clients",
     "weighted": "mean over clients by their samples",
     "bottom": "mean of the worst 10 % of clients",
@@ -75,39 +75,40 @@ _OVER = {
 
 
 def metric_of(name: str | None) -> Metric:
-    """The metric of a table file, which may be a column of a measure (`evaluation.measures`); None: mean accuracy."""
+    """The metric that a table file names: one of `METRICS`, or a column of `evaluation.measures`; None: mean "
+    "accuracy."""
     if metric := METRICS.get(name or "mean"):
         return metric
-    base, _, over = str(name).rpartition("_")
+    base, _, aggregate = str(name).rpartition("_")
     measure = MainMeasure(base)
     unit, digits = ("percent", 2) if measure.percent else ("", 4)
-    return Metric(f"{measure.words}, {_OVER[over]}", str(name), unit, measure.scale, digits=digits)
+    return Metric(f"{measure.words}, {_AGGREGATES[aggregate]}", str(name), unit, measure.scale, digits=digits)
 
 
 def with_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> SweepTable:
-    """The table; where it names no metric, with the main measure of its runs as that.
+    """The table with a metric: the main measure of its runs, if the table file names none.
 
     Args:
-        cells, out: as in `entries`.
+        cells, out: see `entries`.
     """
     if table.metric is not None:
         return table
     runs = []
     for cell in cells:
-        with suppress(CheckpointError):  # as `entries` says
+        with suppress(CheckpointError):  # `entries` reports it
             if (run := open_run(cell.run(out))).columns["round"].size:
                 runs.append(run)
     return table.model_copy(update={"metric": metric_name(main_measure(runs))})
 
 
 def metric_name(measure: MainMeasure) -> str:
-    """The metric of a table file that shows a measure."""
+    """The name that a table file has for a measure."""
     return "mean" if measure == ACCURACY else measure.column
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value and its spread, None where it stands alone; accuracies are in percent."""
+    """A value with its spread, None if there is none; accuracies are in percent."""
 
     value: float
     spread: float | None = None
@@ -116,20 +117,20 @@ class Value:
 
 @dataclass(frozen=True)
 class Entry:
-    """The figures of a cell of the table, over its seeds.
+    """A cell of the table, over its seeds.
 
     Attributes:
-        ours: as the paper prints it, mean and sample standard deviation over the finished seeds.
-        last_ten: the same of the mean over the last ten evaluated rounds, or over all of fewer.
+        ours: mean and sample standard deviation over the finished seeds of the value that the table asks for.
+        last_ten: the same for the mean over the last ten evaluated rounds, or over all if there are fewer.
         over_clients: standard deviation of the accuracy over clients in the last round, mean over seeds.
-        published: the paper's figure.
-        finished, seeds: how many runs are finished, of how many.
-        done, rounds: rounds of all seeds together, of how many.
-        state: in words, why seeds are missing; "" when none is.
-        costs: until the target, of the finished seeds that reach it.
-        partitions: the first twelve digits of the hashes of the finished runs' partitions, each once.
-        problems: why runs cannot be shown, a line each.
-        notes: what of the runs no checkpoint covers, and whether some seeds have no value.
+        published: the paper's value.
+        finished, seeds: number of finished runs, and of all.
+        done, rounds: completed rounds of all seeds together, and planned ones.
+        state: why seeds are missing; "" if none is.
+        costs: cost to the target for each finished seed that reaches it.
+        partitions: distinct hashes of the finished runs' partitions, their first twelve digits.
+        problems: why runs cannot be read, one line each.
+        notes: warnings about the runs, one line each.
         by_validation: whether validation samples choose the best round of a run.
     """
 
@@ -152,6 +153,7 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
+        """Our value minus the published one; None if either is missing."""
         return self.ours.value - self.published.value if self.ours and self.published else None
 
 
@@ -160,27 +162,27 @@ class _SeedRun:
     """The run of one seed.
 
     Attributes:
-        rounds: how many it is to have.
-        run: None where there is none, or it cannot be read.
-        done: rounds that it has.
+        rounds: planned rounds.
+        run: None if it does not exist or cannot be read.
+        done: completed rounds.
         finished: whether it has all rounds, or has stopped early.
-        other: why it is not the run of this cell and seed; "" if it is.
-        problem: why it cannot be read.
+        mismatch: why it is not the run of this cell and seed; "" if it is.
+        problem: why it cannot be read; "" if it can.
     """
 
     rounds: int
     run: Run | None = None
     done: int = 0
     finished: bool = False
-    other: str = ""
+    mismatch: str = ""
     problem: str = ""
 
 
 def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
-    """An entry for each row and column, in their order.
+    """An entry for each row and column of the table, in order.
 
     Args:
-        cells: of the table, seeds last.
+        cells: the cells of the table, with seeds varying fastest.
         out: the folder of the sweep.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
@@ -191,26 +193,28 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
 
 
 def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
-    """A figure of one run, of accuracies in percent.
+    """The value of one run that a table shows; accuracies are in percent, NaN if the run has no value.
 
     Args:
-        columns: of its metrics, each [rounds].
+        columns: columns of its metrics, each [rounds].
         metric, figure: as in the table file.
     """
     shown = metric_of(metric)
     values = shown.scale * columns.get(shown.column, np.empty(0))
-    measured = ~np.isnan(values)
-    if not measured.any():  # no unseen clients, or none that can join; a run from before losses were recorded
+    evaluated = ~np.isnan(values)
+    if not evaluated.any():
         return math.nan
     if figure == "best20":
-        latest = np.flatnonzero(measured)[-20:]
+        latest = np.flatnonzero(evaluated)[-20:]
         return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
         judge = judged_by(shown.judge or shown.column, columns)
-        judged = np.where(measured, columns[judge], math.nan)
-        best = np.nanargmin if shown.lowest or lower_is_better(judge) else np.nanargmax
-        return math.nan if np.isnan(judged).all() else float(values[best(judged)])
-    return statistics.fmean(values[measured][-1 if figure == "last" else -LAST :])
+        scores = np.where(evaluated, columns[judge], math.nan)
+        if np.isnan(scores).all():
+            return math.nan
+        best = np.nanargmin(scores) if shown.lowest or lower_is_better(judge) else np.nanargmax(scores)
+        return float(values[best])
+    return statistics.fmean(values[evaluated][-1 if figure == "last" else -LAST :])
 
 
 def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
@@ -223,40 +227,40 @@ def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
     done = len(lines)
-    other = _explain_mismatch(cell, out, run, done, training.rounds) if done else ""
-    finished = not other and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
-    return _SeedRun(training.rounds, run, done, finished, other)
+    mismatch = _explain_mismatch(cell, out, run, done, training.rounds) if done else ""
+    finished = not mismatch and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
+    return _SeedRun(training.rounds, run, done, finished, mismatch)
 
 
 def _mark_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
-    """The runs of a cell, those that are one and the same run as one before them marked as other runs."""
-    seen: dict[str, Run] = {}
+    """Marks runs of a cell that are copies of an earlier one as mismatches."""
+    firsts: dict[str, Run] = {}  # by the id of the run
     result = []
     for seed in runs:
-        if seed.run and not seed.other and (number := seed.run.recorded.get("run")):
-            first = seen.setdefault(str(number), seed.run)
+        if seed.run and not seed.mismatch and (run_id := seed.run.recorded.get("run")):
+            first = firsts.setdefault(str(run_id), seed.run)
             if first is not seed.run:
-                why = f"it is the same run as {first.path} (recorded.run)"
-                seed = replace(seed, other=why, finished=False)
+                mismatch = f"it is the same run as {first.path} (recorded.run)"
+                seed = replace(seed, mismatch=mismatch, finished=False)
         result.append(seed)
     return result
 
 
 def is_of(cell: Cell, out: Path) -> bool:
-    """Whether the configuration that a sweep left beside the run of a cell has the cell's settings."""
+    """Whether the configuration that a sweep wrote for the run of a cell has the cell's settings."""
     return cell.config(out).exists() and not _find_changes(yaml_file.read(cell.config(out)), cell.raw)
 
 
 def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that no continuation of a run changes, by dotted key: those that differ, with both values.
+    """The settings, fixed once a run has started, that differ: by dotted key, with both values.
 
-    As in `sweep`, keys that one leaves out have their defaults. Code that `before` alone names is not loaded.
+    Missing keys have their defaults, as in `sweep`. Code that only `before` names is not loaded.
     """
     changes = differing(_list_fixed_settings(before), _list_fixed_settings(now))
     olds = [old for old, _ in changes.values()]
     if not olds or any(isinstance(old, list | dict) or is_reference(str(old)) for old in olds):
         return changes
-    from pflmpi.config.load import parse  # here: it imports torch, which a table does without
+    from pflmpi.config.load import parse  # imports torch, which most tables do not need
 
     with suppress(ConfigError):
         return differing(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
@@ -264,122 +268,143 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 
 
 def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that no continuation of a run changes, by dotted key."""
+    """The settings that cannot change when a run is resumed, by dotted key."""
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
 
 def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
-    """Why a run is not that of a cell, by the configuration beside it and by its own; "" if it is.
+    """Why a run is not that of a cell; "" if it is.
+
+    Both the configuration that the sweep wrote and that of the run must have the settings of the cell.
 
     Args:
-        done, rounds: that the run has, and is to have.
+        done, rounds: completed and planned rounds.
     """
     path = cell.config(out)
     if not path.exists():
         return f"{path} is missing; put it back from a copy"
     for key, (old, new) in _find_changes(yaml_file.read(path), cell.raw).items():
-        how = "change the table back, or sweep into another --out"
-        return f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table; {how}"
+        return (
+            f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table; change the table back, or sweep "
+            "into another --out"
+        )
     if change := find_different_option(run.config, cell.raw):
         return f"{change} in the table"
     return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
 
 
 def find_different_option(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """The first option in which a run's configuration is not what a configuration for it says; "" if none is.
+    """The first option in which a run's configuration differs from the raw one of its cell, as text; "" if none does.
 
-    Keys that it does not name count with their defaults, but for those of the algorithm, model and partition, whose
-    classes reading does not import.
+    Keys that the raw configuration leaves out have their defaults. Those of the algorithm, model and partition are
+    ignored then, because reading a table does not import their classes.
 
     >>> find_different_option({"training": {"lr": 0.1}}, {"training": {"lr": 0.2}})
     'training.lr = 0.1 in the run, 0.2'
     """
     model = raw.get("model")
     raw = {**raw, "model": model[0]} if isinstance(model, list) and len(model) == 1 else raw
-    values, given = select_decisive_options(config), select_decisive_options(raw)
-    for key, value in given.items():
-        if not (key in FREE_ON_RESUME or value in _LEFT_TO_THE_RUN.get(key, ()) or _matches(value, values.get(key))):
-            return f"{key} = {short_repr(values.get(key))} in the run, {short_repr(value)}"
+    actual = select_decisive_options(config)
+    for key, value in select_decisive_options(raw).items():
+        if not (key in FREE_ON_RESUME or value in _AUTOMATIC.get(key, ()) or _matches(value, actual.get(key))):
+            return f"{key} = {short_repr(actual.get(key))} in the run, {short_repr(value)}"
     return ""
 
 
-_LEFT_TO_THE_RUN: dict[str, tuple[Any, ...]] = {
+_AUTOMATIC: dict[str, tuple[Any, ...]] = {  # values that a run replaces when it resolves its configuration
     "data.name": ("",),
     "data.split": ("auto",),
     "evaluation.measures": (None, []),
 }
 
 
-def _matches(given: Any, value: Any) -> bool:
-    """Whether a value is the given one, which may leave keys out; files that were moved are the same by their names."""
-    if isinstance(given, Mapping):
-        return isinstance(value, Mapping) and all(_matches(part, value.get(key)) for key, part in given.items())
-    if isinstance(given, list | tuple) and isinstance(value, list | tuple):
-        return len(given) == len(value) and all(map(_matches, given, value))
-    if isinstance(given, str) and isinstance(value, str):
-        return Path(given).name == Path(value).name
-    return bool(given == value)
+def _matches(expected: Any, value: Any) -> bool:
+    """Whether a value equals the expected one, which may leave out keys; paths match if their last parts do."""
+    if isinstance(expected, Mapping):
+        return isinstance(value, Mapping) and all(_matches(part, value.get(key)) for key, part in expected.items())
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(expected) == len(value) and all(map(_matches, expected, value))
+    if isinstance(expected, str) and isinstance(value, str):
+        return Path(expected).name == Path(value).name
+    return bool(expected == value)
 
 
-def _compute_entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
-    finished = [seed.run.columns for seed in runs if seed.run and seed.finished]
-    hashes = [str(seed.run.recorded.get("partition", "")) for seed in runs if seed.run and seed.finished]
-    printed, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
-    spread = compute_mean_and_std([pick(columns, "spread", "last") for columns in finished])
-    figures = [pick(columns, table.metric, table.figure) for columns in finished]
-    notes = [f"{seed.run.path}: {note}" for seed in runs if seed.run and seed.done for note in seed.run.text_notes]
-    notes += [f"{seed.run.path} is left out: {seed.other}" for seed in runs if seed.run and seed.other]
-    codes = [seed.run.recorded.get("code", {}) for seed in runs if seed.run and seed.finished]
-    if changed := {key for code in codes for key in differing(codes[0], code)}:
-        notes.append(f"{row}, {column}: the code of {', '.join(sorted(changed))} is not the same in all seeds")
-    if 0 < (lacking := sum(map(math.isnan, figures))) < len(figures):
-        of = f"{len(figures) - lacking} of {pluralize(len(figures), 'seed')}"
-        notes.append(f"{row}, {column}: the mean is of {of}; of the others the metric has no value")
+def _compute_entry(table: SweepTable, row: str, column: str, seeds: Sequence[_SeedRun]) -> Entry:
+    runs = [seed.run for seed in seeds if seed.run and seed.finished]
+    values = [pick(run.columns, table.metric, table.figure) for run in runs]
+    last_ten = [pick(run.columns, table.metric, "last10") for run in runs]
+    spread = compute_mean_and_std([pick(run.columns, "spread", "last") for run in runs])
+    published, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
+    hashes = [str(run.recorded.get("partition", ""))[:12] for run in runs]
     return Entry(
         row,
         column,
-        ours=compute_mean_and_std(figures, digits),
-        last_ten=compute_mean_and_std([pick(columns, table.metric, "last10") for columns in finished], digits),
+        ours=compute_mean_and_std(values, digits),
+        last_ten=compute_mean_and_std(last_ten, digits),
         over_clients=spread.value if spread else None,
-        published=Value(printed[0], printed[1] if len(printed) > 1 else None) if printed else None,
-        finished=len(finished),
-        seeds=len(runs),
-        done=sum(seed.done for seed in runs if not seed.other),
-        rounds=sum(seed.rounds for seed in runs),
-        state=_describe_state(runs),
-        costs=[cost for columns in finished if table.target and (cost := compute_cost_to(columns, table.target))],
-        partitions=[*dict.fromkeys(text[:12] for text in hashes if text)],
-        problems=[seed.problem for seed in runs if seed.problem],
-        notes=notes,
-        by_validation=any("validation_accuracy_mean" in columns for columns in finished),
+        published=Value(published[0], published[1] if len(published) > 1 else None) if published else None,
+        finished=len(runs),
+        seeds=len(seeds),
+        done=sum(seed.done for seed in seeds if not seed.mismatch),
+        rounds=sum(seed.rounds for seed in seeds),
+        state=_describe_state(seeds),
+        costs=[cost for run in runs if table.target and (cost := compute_cost_to(run.columns, table.target))],
+        partitions=[*dict.fromkeys(filter(None, hashes))],
+        problems=[seed.problem for seed in seeds if seed.problem],
+        notes=[*_list_run_notes(seeds), *(f"{row}, {column}: {note}" for note in _list_seed_notes(runs, values))],
+        by_validation=any("validation_accuracy_mean" in run.columns for run in runs),
     )
 
 
-def compute_mean_and_std(figures: Sequence[float], digits: int = 2) -> Value | None:
-    """Mean and sample standard deviation of what is known; None where nothing is."""
-    values = [value for value in figures if not math.isnan(value)]
-    if not values:
+def _list_run_notes(seeds: Sequence[_SeedRun]) -> list[str]:
+    """What no checkpoint confirms of the runs, and which runs are left out and why."""
+    notes = [f"{seed.run.path}: {note}" for seed in seeds if seed.run and seed.done for note in seed.run.text_notes]
+    return notes + [f"{seed.run.path} is left out: {seed.mismatch}" for seed in seeds if seed.run and seed.mismatch]
+
+
+def _list_seed_notes(runs: Sequence[Run], values: Sequence[float]) -> list[str]:
+    """In what the finished seeds of a cell are unlike: their code, and whether they have a value."""
+    notes = []
+    codes = [run.recorded.get("code", {}) for run in runs]
+    if changed := {key for code in codes for key in differing(codes[0], code)}:
+        notes.append(f"the code of {', '.join(sorted(changed))} is not the same in all seeds")
+    missing = sum(map(math.isnan, values))
+    if 0 < missing < len(values):
+        of = f"{len(values) - missing} of {pluralize(len(values), 'seed')}"
+        notes.append(f"the mean is of {of}; of the others the metric has no value")
+    return notes
+
+
+def compute_mean_and_std(values: Sequence[float], digits: int = 2) -> Value | None:
+    """Mean and sample standard deviation of the values that are not NaN; None if all are."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
         return None
-    return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
+    return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, digits)
 
 
-def _describe_state(runs: Sequence[_SeedRun]) -> str:
-    finished = sum(run.finished for run in runs)
-    if finished == len(runs):
+def _describe_state(seeds: Sequence[_SeedRun]) -> str:
+    """Why seeds of a cell are missing; "" if all are finished."""
+    finished = sum(seed.finished for seed in seeds)
+    if finished == len(seeds):
         return ""
-    parts = [f"{finished} of {len(runs)} seeds"] if finished else []
-    if damaged := sum(bool(run.problem) for run in runs):
+    parts = [f"{finished} of {len(seeds)} seeds"] if finished else []
+    if damaged := sum(bool(seed.problem) for seed in seeds):
         parts.append(f"{damaged} damaged")
-    if any(run.other for run in runs):
+    if any(seed.mismatch for seed in seeds):
         parts.append("other configuration")
     elif not finished and not damaged:
-        done = sum(run.done for run in runs)
-        parts.append(f"{done}/{sum(run.rounds for run in runs)} rounds" if done else "missing")
+        done = sum(seed.done for seed in seeds)
+        parts.append(f"{done}/{sum(seed.rounds for seed in seeds)} rounds" if done else "missing")
     return ", ".join(parts)
 
 
-_MEAN = f"mean of the last {LAST} evaluated rounds, or of all of fewer"
-_FIGURES = {"best": "best round", "best20": "best of the last 20 rounds", "last": "last round", "last10": _MEAN}
+_FIGURES = {
+    "best": "best round",
+    "best20": "best of the last 20 rounds",
+    "last": "last round",
+    "last10": f"mean of the last {LAST} evaluated rounds, or of all of fewer",
+}
 _COSTS = ("rounds", "megabytes up and down")
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -392,10 +417,10 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table of texts, ready to be printed.
+    """A table of texts, ready to print.
 
     Attributes:
-        rows: the name of each and its texts.
+        rows: for each row its name and its texts.
     """
 
     caption: str
@@ -403,71 +428,70 @@ class PrintedTable:
     rows: list[list[str]]
 
 
-def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
-    """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
+def printed(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
+    """The tables to print: our values beside the published ones, means of the last ten rounds, costs to the target."""
     metric = metric_of(table.metric)
-    unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
-    fit = "; inside the published spread, within a point, or outside" if points else ""
+    unit, is_percent = metric.unit and f", {metric.unit}", metric.unit == "percent"
     figure = _FIGURES[table.figure]
-    if table.figure.startswith("best") and any(entry.by_validation for entry in filled):
+    if table.figure.startswith("best") and any(entry.by_validation for entry in entries):
         figure += " by validation"
-    beside = f" (published, difference{fit})" if any(entry.published for entry in filled) else ""
-    first = f"{metric.name}, {figure}{beside}{unit}"
+    if any(entry.published for entry in entries):
+        fit = "; inside the published spread, within a point, or outside" if is_percent else ""
+        figure += f" (published, difference{fit})"
     texts = {
-        first: [_format_entry(entry, points) for entry in filled],
-        f"{metric.name}, {_FIGURES['last10']}{unit}": [_join_value(entry.last_ten, entry.state) for entry in filled],
+        f"{metric.name}, {figure}{unit}": [_format_entry(entry, is_percent) for entry in entries],
+        f"{metric.name}, {_FIGURES['last10']}{unit}": [_join_value(entry.last_ten, entry.state) for entry in entries],
     }
     if table.target is not None:
         for name in _COSTS:
             caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
-            texts[caption] = [_join_value(_average_costs(entry)[name]) or "-" for entry in filled]
-    rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
-    columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
-    names = [(entry.row, entry.column) for entry in filled]
+            texts[caption] = [_join_value(_average_costs(entry)[name]) or "-" for entry in entries]
+    rows = [row for row in table.rows if any(entry.row == row for entry in entries)]
+    columns = [column for column in table.columns if any(entry.column == column for entry in entries)]
     tables = []
-    for caption, of_entries in texts.items():
-        cells = dict(zip(names, of_entries, strict=True))
+    for caption, cell_texts in texts.items():
+        cells = {(entry.row, entry.column): text for entry, text in zip(entries, cell_texts, strict=True)}
         lines = [[row, *(cells.get((row, column), "-") for column in columns)] for row in rows]
         tables.append(PrintedTable(caption, columns, lines))
     return tables
 
 
-def partitions(filled: Sequence[Entry]) -> list[str]:
-    """A line for each column with finished runs: the hashes of their partitions."""
+def partitions(entries: Sequence[Entry]) -> list[str]:
+    """For each column with finished runs, a line with the hashes of their partitions."""
     by_column: dict[str, dict[str, None]] = {}
-    for entry in filled:
+    for entry in entries:
         by_column.setdefault(entry.column, {}).update(dict.fromkeys(entry.partitions))
     return [f"partition of {column}: {', '.join(hashes)}" for column, hashes in by_column.items() if hashes]
 
 
-def notes(table: SweepTable, filled: Sequence[Entry]) -> list[str]:
-    """The notes of the table file, and what is to be said of runs."""
-    return [*table.notes, *(note for entry in filled for note in entry.notes)]
+def notes(table: SweepTable, entries: Sequence[Entry]) -> list[str]:
+    """The notes of the table file and those of its runs."""
+    return [*table.notes, *(note for entry in entries for note in entry.notes)]
 
 
-def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
-    """The table with its source, notes and the commands that made it."""
+def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+    """The table as Markdown, with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
-    for matrix in printed(table, filled):
+    for matrix in printed(table, entries):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if lines := [*partitions(filled), *notes(table, filled)]:
+    if lines := [*partitions(entries), *notes(table, entries)]:
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
-    """All values as CSV, one line for each row and column of the table."""
-    lines = [_build_csv_row(table, entry) for entry in filled]
+def comma_separated(table: SweepTable, entries: Sequence[Entry]) -> str:
+    """All values as CSV, a line for each row and column of the table."""
+    lines = [_build_csv_row(table, entry) for entry in entries]
     return format_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
 
-def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
-    """The table as tabulars for the package booktabs."""
-    head = (table.title, table.source, *commands, *notes(table, filled))
+def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+    """The table as LaTeX tabulars for the package booktabs."""
+    head = (table.title, table.source, *commands, *notes(table, entries))
     parts = [f"% {line}" for text in head for line in text.splitlines()]
-    for matrix in printed(table, filled):
+    for matrix in printed(table, entries):
         parts += ["", f"% {matrix.caption}", *format_tabular(["", *matrix.columns], matrix.rows)]
     return "\n".join(parts) + "\n"
 
@@ -480,10 +504,10 @@ def format_tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def rate_difference(difference: float, spread: float | None) -> str:
-    """How close a figure in percent is to the published one, to two decimals.
+    """Rates how close a value in percent is to the published one, compared with two decimals.
 
     Args:
-        spread: published, around the figure; None where there is none.
+        spread: the published spread; None if there is none.
 
     >>> rate_difference(-0.14, 0.15), rate_difference(-0.14, None), rate_difference(1.24, 0.2)
     ('inside', 'within a point', 'outside')
@@ -494,8 +518,8 @@ def rate_difference(difference: float, spread: float | None) -> str:
 
 
 def _build_csv_row(table: SweepTable, entry: Entry) -> dict[str, str | int]:
-    def pair(name: str, second: str, value: Value | None) -> dict[str, str]:
-        return dict(zip((name, second), _format_value(value), strict=True))
+    def pair(name: str, spread_name: str, value: Value | None) -> dict[str, str]:
+        return dict(zip((name, spread_name), _format_value(value), strict=True))
 
     costs = {f"{name} to target": _format_value(cost)[0] for name, cost in _average_costs(entry).items()}
     return {
@@ -525,11 +549,11 @@ def _rate_entry(entry: Entry) -> str:
     return rate_difference(entry.difference, entry.published.spread)
 
 
-def _format_entry(entry: Entry, points: bool) -> str:
-    """Our figure and the seeds behind it; in brackets the published one, the difference, and how near that is.
+def _format_entry(entry: Entry, is_percent: bool) -> str:
+    """Our value and the number of seeds; in brackets the published value, the difference, and how close it is.
 
-    >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
-    >>> _format_entry(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
+    >>> rest = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
+    >>> _format_entry(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **rest), is_percent=True)
     '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
     seeds = "" if entry.state or entry.ours is None else pluralize(entry.finished, "seed")
@@ -537,16 +561,16 @@ def _format_entry(entry: Entry, points: bool) -> str:
     if entry.published is None:
         return ours
     difference = "" if entry.difference is None or entry.ours is None else f"{entry.difference:+z.{entry.ours.digits}f}"
-    return f"{ours} ({_join_value(entry.published, difference, _rate_entry(entry) if points else '')})"
+    return f"{ours} ({_join_value(entry.published, difference, _rate_entry(entry) if is_percent else '')})"
 
 
 def _join_value(value: Value | None, *more: str) -> str:
-    """A value with its spread, and further texts."""
+    """Joins a value with its spread, and further texts; empty parts are left out."""
     return ", ".join(filter(None, (" ± ".join(filter(None, _format_value(value))), *more)))
 
 
 def _format_value(value: Value | None) -> tuple[str, str]:
-    """A value and its spread."""
+    """The texts of a value and its spread; "" for what is missing."""
     return (
         ("", "")
         if value is None
@@ -555,7 +579,7 @@ def _format_value(value: Value | None) -> tuple[str, str]:
 
 
 def _average_costs(entry: Entry) -> dict[str, Value | None]:
-    """Over the seeds that reach the target, by the names of `_COSTS`."""
+    """Mean costs over the seeds that reach the target, by the names of `_COSTS`."""
     rounds = [float(cost.rounds) for cost in entry.costs]
     megabytes = [(cost.up_bytes + cost.down_bytes) / 1e6 for cost in entry.costs]
     return dict(zip(_COSTS, map(compute_mean_and_std, (rounds, megabytes)), strict=True))
@@ -566,5 +590,6 @@ def _format_number(value: float | None, digits: int = 2) -> str:
 
 
 def _escape_latex(text: str) -> str:
+    """Escapes special characters, and typesets a minus before a number as one."""
     escaped = "".join(_LATEX.get(character, character) for character in text)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
