@@ -1,8 +1,9 @@
-"""A report over some runs, written to a folder: the page, its figures and their tables."""
+"""The report of `pflmpi report`, written to a folder: the page, its figures and their tables."""
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,11 +36,11 @@ def write_report(
     made: str = "",
     whole: bool = False,
 ) -> list[str]:
-    """Write the report to a folder; return what could not be read or compared, and was left out.
+    """Writes the report to a folder; returns what could not be read or compared and was left out, one line each.
 
     Args:
-        update: called with how many steps are done, of how many.
-        targets: accuracies, as shares, until which the cost is shown; by default those of `choose_targets`.
+        update: called with the number of steps that are done, and of all.
+        targets: accuracies, as shares, to which costs are counted; by default those of `choose_targets`.
         pictures, whole: see `draw_figures`.
         reload, made: see `html.build_page`.
 
@@ -63,21 +64,21 @@ def write_report(
     total += len(groups[: figures.MOST_DETAILED])
     with atomic.refusing(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
-        former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
+        old_page = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
         table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
         (out / "runs.csv").write_text(format_csv(table), encoding="utf-8")
         details = []
         for group in groups[: figures.MOST_DETAILED]:
-            plots, unread = figures.make_run_figures(group.runs[0])
+            plots, unreadable = figures.make_run_figures(group.runs[0])
             details.append(plots)
-            problems += unread
+            problems += unreadable
             step()
         sections = _build_sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
-        text = html.build_page(title, _describe_data(runs), problems, sections, made, reload)
-        atomic.write(out / PAGE, text.encode())  # a browser that reloads sees a whole page
-        _delete_files(out, _find_linked_files(former) - _find_linked_files(text))
+        page = html.build_page(title, _describe_data(runs), problems, sections, made, reload)
+        atomic.write(out / PAGE, page.encode())  # atomic, as a browser may reload it at any time
+        _delete_files(out, _find_linked_files(old_page) - _find_linked_files(page))
     return problems
 
 
@@ -88,60 +89,78 @@ def _build_sections(
     details: Sequence[Plots],
     draw: Callable[[Plots, str], list[PageFigure | Missing]],
 ) -> list[Section]:
-    """The sections of the page: the runs and an overview, then one to open for each question and each run.
+    """The sections of the page: runs, overview, comparisons, single clients, single runs, settings.
 
     Args:
-        lines: of the table of runs.
+        lines: the lines of the runs.
         details: the figures of the first run of each of the first groups.
         draw: draws figures into a folder.
     """
-    lengths = [f"{line}." for line in unlike_lengths(groups)]
-    text = " ".join([*(text for run in runs for text in _describe_run(run, runs)), *lengths, describe_gains(runs)])
     measure = main_measure([named_run.run for named_run in runs])
+    sentences = [sentence for named_run in runs for sentence in _describe_run(named_run, runs)]
+    sentences += [f"{line}." for line in unlike_lengths(groups)]
+    text = " ".join([*sentences, describe_gains(runs)])
     table = build_runs_table(summary.over_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", summary.describe_columns(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.make_multiples([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
-    questions = {**figures.make_comparison_figures(runs, groups), "Clients and layers over rounds": multiples}
-    for place, (title, plots) in enumerate(questions.items()):
+    comparisons = {**figures.make_comparison_figures(runs, groups), "Clients and layers over rounds": multiples}
+    for index, (title, plots) in enumerate(comparisons.items()):
         if plots:
-            sections.append(Section(title, figures=draw(plots, _FIGURES), closed=place > 0))
-    if of_clients := draw(plot_single_clients(firsts, details), _FIGURES):
-        sections.append(Section("Single clients", figures=of_clients, kind="client", closed=True))
-    singles = []
-    for number, (group, plots) in enumerate(zip(groups, rest, strict=False), 1):
-        run, seeds = group.runs[0], len(group.runs)
-        name = re.sub(r"[^A-Za-z0-9]+", "-", run.label).strip("-") or "run"
+            sections.append(Section(title, figures=draw(plots, _FIGURES), closed=index > 0))
+    if client_figures := draw(plot_single_clients(firsts, details), _FIGURES):
+        sections.append(Section("Single clients", figures=client_figures, kind="client", closed=True))
+    sections += _build_run_sections(groups, rest, draw, len(runs) > 1)
+    return [*sections, Section("Settings of the runs", table=build_settings_table(runs), closed=True)]
+
+
+def _build_run_sections(
+    groups: Sequence[SeedGroup],
+    plots_of_groups: Sequence[Plots],
+    draw: Callable[[Plots, str], list[PageFigure | Missing]],
+    several: bool,
+) -> list[Section]:
+    """A section for the first run of each group; of `several` runs what is missing is one section."""
+    sections = []
+    for number, (group, plots) in enumerate(zip(groups, plots_of_groups, strict=False), 1):
+        named_run, seeds = group.runs[0], len(group.runs)
+        name = re.sub(r"[^A-Za-z0-9]+", "-", named_run.label).strip("-") or "run"
+        text = str(named_run.run.path)
+        if seeds > 1:
+            text += f", the first of {seeds} that differ in the seed alone"
         drawn = draw(plots, f"{_FIGURES}/{number:02d}-{name}")
-        text = str(run.run.path) + (f", the first of {seeds} that differ in the seed alone" if seeds > 1 else "")
-        singles.append(Section(run.label, text, figures=drawn, closed=True))
-    if len(runs) > 1 and (missing := _pop_missing(singles)):
-        singles = [section for section in singles if section.figures]
-        singles.append(Section("Not shown of single runs", missing))
+        sections.append(Section(named_run.label, text, figures=drawn, closed=True))
+    missing, without_missing = _split_missing(sections)
+    if several and missing:
+        sections = [section for section in without_missing if section.figures]
+        sections.append(Section("Not shown of single runs", missing))
     if others := ", ".join(group.title for group in groups[figures.MOST_DETAILED :]):
         text = f"Only the first {figures.MOST_DETAILED} runs are shown one by one; report the others by themselves"
-        singles.append(Section("Other runs", f"{text}: {others}."))
-    return [*sections, *singles, Section("Settings of the runs", table=build_settings_table(runs), closed=True)]
+        sections.append(Section("Other runs", f"{text}: {others}."))
+    return sections
 
 
-def _pop_missing(sections: Sequence[Section]) -> str:
-    """Takes what is missing in single runs out of their sections, as one text: titles, runs, and why."""
-    runs: dict[tuple[str, str], list[str]] = {}  # by title and reason
+def _split_missing(sections: Sequence[Section]) -> tuple[str, list[Section]]:
+    """Describes the missing figures of sections in one text, grouped by reason; and the sections without them."""
+    labels_by_figure: dict[tuple[str, str], list[str]] = {}  # (title, reason) -> titles of sections
+    without_missing = []
     for section in sections:
         for figure in section.figures:
             if isinstance(figure, Missing):
-                runs.setdefault((figure.title, figure.why), []).append(section.title)
-        section.figures = [figure for figure in section.figures if not isinstance(figure, Missing)]
-    texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in runs.items()]
-    return "; ".join(texts) + "." * bool(texts)
+                labels_by_figure.setdefault((figure.title, figure.why), []).append(section.title)
+        drawn = [figure for figure in section.figures if not isinstance(figure, Missing)]
+        without_missing.append(replace(section, figures=drawn))
+    texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in labels_by_figure.items()]
+    return "; ".join(texts) + "." * bool(texts), without_missing
 
 
-def _find_linked_files(page_text: str) -> set[str]:
-    return {link for link in _LINK.findall(page_text) if ".." not in link}
+def _find_linked_files(page: str) -> set[str]:
+    """The files of figures that a page links to."""
+    return {link for link in _LINK.findall(page) if ".." not in link}
 
 
 def _delete_files(out: Path, files: set[str]) -> None:
-    """Deletes files that only an earlier page linked to, and folders that are empty then."""
+    """Deletes files below a folder, and folders that this leaves empty."""
     for name in files:
         (out / name).unlink(missing_ok=True)
     for folder in {(out / name).parent for name in files} - {out / _FIGURES}:
@@ -150,7 +169,7 @@ def _delete_files(out: Path, files: set[str]) -> None:
 
 
 def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:
-    """What there is to say of a run: an early end, its jobs, a parent among the runs, and notes."""
+    """Sentences about a run: an early stop, its Slurm jobs, the run it is a fork of, and notes."""
     run, label = named_run.run, named_run.label
     if why := run.stopped_early:
         last, rounds = int(run.columns["round"][-1]), run.config["training"]["rounds"]
@@ -164,6 +183,7 @@ def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str
 
 
 def _describe_data(runs: Sequence[NamedRun]) -> str:
+    """The dataset, partition and number of clients of the first run."""
     config = runs[0].run.config
     names = [str(config.get(section, {}).get("name", "?")) for section in ("data", "partition")]
     clients = config.get("partition", {}).get("clients")
@@ -173,26 +193,28 @@ def _describe_data(runs: Sequence[NamedRun]) -> str:
 # --- the table of runs
 
 
-_MOST_OWNERS = 8  # labels beside a value of a setting
-_NOT_ON_PAGE = (  # but in runs.csv
+_MOST_OWNERS = 8  # labels of runs for one value of a setting
+_NOT_ON_PAGE = (  # columns that only runs.csv has
     *("std over clients", "training loss", "test loss", "time per round (s)"),
     *("up, wire (bytes)", "down, wire (bytes)"),
 )
 
 
 _WORST_TENTH = ("lowest 10 %", "highest 10 %")
-_FIRST = ("run", "seeds")  # columns that are shown before options that all runs have, and after two of these
+# Columns that are shown at first, up to eight: these, two options that all runs have, and columns that begin so.
+_FIRST = ("run", "seeds")
 _NEXT = ("last (", "best (", "worst client (", "gain over local", "rounds to", "sent to", "time (s)", *_WORST_TENTH)
 _MOST_COLUMNS, _MOST_OPTIONS = 8, 2
-_OF_MAIN = ("best", "last", "worst client", *_WORST_TENTH, "unseen", "after training")
+# Columns whose best value is marked.
+_LIKE_MAIN_MEASURE = ("best", "last", "worst client", *_WORST_TENTH, "unseen", "after training")
 _HIGHER_IS_BETTER = ("accuracy", "macro", "gain")
 _LOWER_IS_BETTER = ("test loss", "clients below", "rounds to", "time to", "bytes to")
 
 
 def build_runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
-    """The lines of runs for readers, with the best values marked, and columns beyond eight by choice.
+    """The table of runs on the page, with the best values marked, and optional columns beyond eight.
 
-    `runs.csv` has more, in plain bytes, and the whole paths of the folders.
+    `runs.csv` has more columns, unscaled bytes, and the full paths of the folders.
 
     Args:
         lower: whether lower values of the main measure are better.
@@ -201,35 +223,45 @@ def build_runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     rows = summary.for_readers(lines)
     folders = _shorten_folders([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
-    options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
-    of_all = [name for name in options if all(row[name] for row in rows)]
-    first = [*_FIRST, *of_all[:_MOST_OPTIONS]]
-    chosen = _NEXT[1:2] if "validation" in map(summary.column_of, columns) else ()  # no test sample chose that round
-    first += [next((name for name in columns if name.startswith(start)), "") for start in (*chosen, *_NEXT)]
-    shown = [name for name in dict.fromkeys(first) if name in columns][:_MOST_COLUMNS]
-    values = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in the order of the columns
+    value_columns = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in order of `columns`
     marked = [
         (row, column)
-        for column, name in enumerate(values)
+        for column, name in enumerate(value_columns)
         for row in _find_best_rows(name, [line[name] for line in lines], lower)
     ]
     cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
-    optional = [place for place, name in enumerate(columns) if name not in shown]
+    shown = _choose_columns(columns, rows)
+    optional = [index for index, name in enumerate(columns) if name not in shown]
     return PageTable(columns, cells, long=1, marked=marked, optional=optional)
 
 
+def _choose_columns(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The columns that a reader sees at first."""
+    options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
+    candidates = [*_FIRST, *[name for name in options if all(row[name] for row in rows)][:_MOST_OPTIONS]]
+    has_validation = "validation" in map(summary.column_of, columns)
+    starts = ("best (", *_NEXT) if has_validation else _NEXT  # then no test sample chose the best round
+    candidates += [next((name for name in columns if name.startswith(start)), "") for start in starts]
+    return [name for name in dict.fromkeys(candidates) if name in columns][:_MOST_COLUMNS]
+
+
 def _find_best_rows(name: str, values: Sequence[Value], lower: bool) -> list[int]:
-    """The places of the best values of a column; none where there is nothing to compare, or neither end is better."""
-    known = {place: value for place, value in enumerate(values) if not isinstance(value, str) and value == value}
-    of_main = summary.column_of(name) in _OF_MAIN
-    if len(known) < 2 or not (of_main or name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER))):
+    """The rows with the best value of a column; none if fewer than two have a value, or no direction is better."""
+    known = {row: value for row, value in enumerate(values) if not isinstance(value, str) and value == value}
+    if summary.column_of(name) in _LIKE_MAIN_MEASURE:
+        lower_is_better = lower
+    elif name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
+        lower_is_better = name.startswith(_LOWER_IS_BETTER)
+    else:
         return []
-    best = (min if (lower if of_main else name.startswith(_LOWER_IS_BETTER)) else max)(known.values())
-    return [place for place, value in known.items() if value == best]
+    if len(known) < 2:
+        return []
+    best = min(known.values()) if lower_is_better else max(known.values())
+    return [row for row, value in known.items() if value == best]
 
 
 def build_settings_table(runs: Sequence[NamedRun]) -> PageTable:
-    """The whole configurations, with what the runs have recorded: a line for each value of a setting, and its runs."""
+    """The complete configurations with their section `recorded`: a line for each value of a setting, with its runs."""
     owners: dict[str, dict[str, list[str]]] = {}  # key -> value -> labels
     for named_run in runs:
         for key, value in by_key(named_run.run.config).items():
@@ -243,8 +275,8 @@ def build_settings_table(runs: Sequence[NamedRun]) -> PageTable:
 
 
 def _shorten_folders(folders: Sequence[str]) -> Sequence[str]:
-    """Paths relative to the deepest folder that contains all of them; a lone one is left as it is."""
+    """Paths relative to the deepest folder that contains all of them; a single one is unchanged."""
     if len(set(folders)) == 1:
         return folders
-    shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
-    return [os.path.relpath(folder, shared) for folder in folders]
+    parent = os.path.commonpath([os.path.dirname(os.path.abspath(folder)) for folder in folders])
+    return [os.path.relpath(folder, parent) for folder in folders]

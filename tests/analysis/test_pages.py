@@ -10,7 +10,7 @@ from pflmpi.analysis.comparable import seed_groups, unlike_lengths
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import make_multiples
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
-from pflmpi.analysis.report import _pop_missing
+from pflmpi.analysis.report import _split_missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy, diagnostics
@@ -205,8 +205,9 @@ def test_what_single_runs_lack_is_said_in_one_line():
         Section("b", figures=[Missing("CKA", "not probed")]),
         Section("c", figures=[Missing("CKA", "all the same")]),
     ]
-    assert _pop_missing(sections) == "CKA: a, b (not probed); Bytes: a (a sends nothing); CKA: c (all the same)."
-    assert not sections[0].figures and _pop_missing(sections) == ""
+    text, without = _split_missing(sections)
+    assert text == "CKA: a, b (not probed); Bytes: a (a sends nothing); CKA: c (all the same)."
+    assert not without[0].figures and _split_missing(without)[0] == ""
 
 
 def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):

@@ -1,10 +1,10 @@
-"""A self-contained HTML page: figures, style and script are inlined, nothing is fetched."""
+"""A self-contained HTML page: figures, styles and scripts are inlined, nothing is fetched."""
 
 import html
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from pflmpi.analysis.drawing.charts import COLOURS
 from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, dump_config, read_script
 from pflmpi.analysis.plots import Missing, Plot
 
-_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
-_PLAIN = re.compile("[a-z0-9_-]+")  # names of figures
-_MOST_LINES = 100_000  # of the table of a figure
-_BESIDE = (
+_FIGURE_NAME = re.compile("[a-z0-9_-]+")
+_MOST_LINES = 100_000  # lines of the CSV file of a figure
+_HELP = (
     "Beside each figure: its numbers as CSV (up to 100,000 lines also those that are not drawn), and itself as a file. "
     "In a figure, a click in the legend shows that entry alone, and further ones add others; Ctrl and the wheel zoom, "
     "a drag moves, a double click resets. How each is measured: docs/analysis.md."
@@ -25,7 +25,7 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure on the page, with the path of its files relative to the page, without an ending."""
+    """A figure on the page; `path` is that of its files relative to the page, without a suffix."""
 
     drawn: Drawn
     path: str
@@ -36,11 +36,11 @@ class PageTable:
     """A table of texts.
 
     Attributes:
-        names: number of first columns that hold names, aligned to the left; the others hold numbers.
-        long: number of last columns with long texts, whose ends are shown.
+        names: number of leading columns with names, aligned to the left; the others have numbers.
+        long: number of trailing columns with long texts, of which the ends are shown.
         wrong: indices of rows that are highlighted as wrong.
-        marked: rows and columns of cells that stand out.
-        optional: indices of columns that a reader chooses to see.
+        marked: (row, column) of highlighted cells.
+        optional: indices of columns that are hidden until a reader wants to see all.
     """
 
     columns: Sequence[str]
@@ -52,21 +52,21 @@ class PageTable:
     optional: Collection[int] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Section:
     """A section of the page.
 
     Attributes:
-        folded: titles, with a text that a reader opens below them.
+        folded: titles and texts of parts that are collapsed at first.
         kind: a CSS class.
-        closed: whether a reader opens the section.
+        closed: whether the section is collapsed at first.
     """
 
     title: str
     text: str = ""
     table: PageTable | None = None
     folded: Sequence[tuple[str, str]] = ()
-    figures: list[PageFigure | Missing] = field(default_factory=list)
+    figures: Sequence[PageFigure | Missing] = ()
     kind: str = ""
     closed: bool = False
 
@@ -74,13 +74,13 @@ class Section:
 def build_page(
     title: str, about: str, problems: Sequence[str], sections: Sequence[Section], made: str = "", reload: int = 0
 ) -> str:
-    """HTML of the page.
+    """The HTML of the page.
 
     Args:
-        about: a line below it.
+        about: a line below the title.
         problems: what was left out, and why.
-        made: by which version, when, where and with which command.
-        reload: seconds after which a browser loads it again; 0 for never.
+        made: a sentence for the footer: by which version, when, where and with which command the page was made.
+        reload: seconds after which a browser reloads the page; 0 for never.
     """
     figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
     numbers = {id(figure): number for number, figure in enumerate(figures)}
@@ -88,7 +88,7 @@ def build_page(
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_CONTENT_POLICY}">',
         *([f'<meta http-equiv="refresh" content="{reload}">'] if reload else []),
         f"<title>{_text(title)}</title>",
         f"<style>{_style()}</style></head><body>",
@@ -97,16 +97,16 @@ def build_page(
         *_problems(problems),
         _contents(sections),
     ]
-    for place, section in enumerate(sections, 1):
-        parts += _section(section, f"s{place}", numbers)
-    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_BESIDE}</p></footer>")
+    for number, section in enumerate(sections, 1):
+        parts += _section(section, f"s{number}", numbers)
+    parts.append(f"<footer><p>{_text(made or 'Made by pflmpi.')} {_HELP}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
         parts.append(f'<script type="application/json" id="config">{dump_config()}</script>')
         parts.append(
             f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{read_script()}</script>'
         )
-    return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
+    return "\n".join([*parts, f"<script>{_read_static('page.js')}</script>", "</body></html>\n"])
 
 
 def _problems(problems: Sequence[str]) -> list[str]:
@@ -117,14 +117,14 @@ def _problems(problems: Sequence[str]) -> list[str]:
 
 
 def _contents(sections: Sequence[Section]) -> str:
-    items = "".join(f'<li><a href="#s{place}">{_text(part.title)}</a></li>' for place, part in enumerate(sections, 1))
+    items = "".join(f'<li><a href="#s{number}">{_text(part.title)}</a></li>' for number, part in enumerate(sections, 1))
     return f'<nav aria-label="contents"><ul>{items}</ul></nav>'
 
 
 def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[str]:
     kind = f' class="{section.kind}"' if section.kind else ""
     heading = f"<h2>{_text(section.title)}</h2>"
-    if section.closed:  # a link to what is inside opens it
+    if section.closed:  # browsers open <details> when a link leads to an element inside
         parts = [f'<section{kind}><details><summary>{heading}</summary><div id="{anchor}">']
     else:
         parts = [f'<section{kind} id="{anchor}">{heading}']
@@ -143,12 +143,12 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
     return [*parts, "</div></details></section>" if section.closed else "</section>"]
 
 
-def _figure(shown: PageFigure, number: int) -> str:
-    plot, drawn = shown.drawn.plot, shown.drawn
+def _figure(figure: PageFigure, number: int) -> str:
+    plot, drawn = figure.drawn.plot, figure.drawn
     kinds = ["csv", *(path.suffix[1:] for path in (drawn.svg, *drawn.pictures))]
-    links = " ".join(f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in kinds)
-    about = html.escape(f"{plot.title}. {plot.caption}", quote=True)
-    drawing = f'<div class="drawing" role="img" aria-label="{about}" data-chart="{number}">{drawn.inline}</div>'
+    links = " ".join(f'<a href="{html.escape(figure.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in kinds)
+    label = html.escape(f"{plot.title}. {plot.caption}", quote=True)
+    drawing = f'<div class="drawing" role="img" aria-label="{label}" data-chart="{number}">{drawn.inline}</div>'
     caption = f"<figcaption>{_text(plot.caption)} {links}</figcaption>"
     return f'<figure class="panels{drawn.panels}"><h3>{_text(plot.title)}</h3>{drawing}{caption}</figure>'
 
@@ -158,35 +158,37 @@ def _table(table: PageTable) -> str:
 
     def cell(row: int, column: int, text: str) -> str:
         tag, kind = "th" if row < 0 else "td", kinds[column]
-        flags = {"more": column in table.optional, "best": (row, column) in table.marked}
-        names = " ".join(filter(None, [kind, *(name for name, holds in flags.items() if holds)]))
-        return f'<{tag} class="{names}">{_cell(kind, text)}</{tag}>' if names else f"<{tag}>{_cell(kind, text)}</{tag}>"
+        more, best = "more" * (column in table.optional), "best" * ((row, column) in table.marked)
+        classes = " ".join(filter(None, [kind, more, best]))
+        start = f'<{tag} class="{classes}">' if classes else f"<{tag}>"
+        return f"{start}{_cell(kind, text)}</{tag}>"
 
     def row(number: int, texts: Sequence[str]) -> str:
         cells = "".join(cell(number, column, text) for column, text in enumerate(texts))
         return f"<tr{' class=wrong' if number in table.wrong else ''}>{cells}</tr>"
 
     body = "".join(row(number, texts) for number, texts in enumerate(table.rows))
-    choice = f'<input type="checkbox" id="columns"> <label for="columns">all {len(kinds)} columns</label>'
-    drawn = f'<div class="wide"><table><thead>{row(-1, table.columns)}</thead><tbody>{body}</tbody></table></div>'
-    return choice + drawn if table.optional else drawn
+    switch = f'<input type="checkbox" id="columns"> <label for="columns">all {len(kinds)} columns</label>'
+    content = f'<div class="wide"><table><thead>{row(-1, table.columns)}</thead><tbody>{body}</tbody></table></div>'
+    return switch + content if table.optional else content
 
 
 def _style() -> str:
+    """The style sheet, with the colours of figures as variables --c0, --c1, ..."""
     light, dark = (
         " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours)) for colours in (COLOURS, ON_DARK)
     )
     colours = f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    return f"{colours}\n{_part('page.css')}"
+    return f"{colours}\n{_read_static('page.css')}"
 
 
 def _cell(kind: str, text: str) -> str:
-    """The HTML of a cell; of a long text the page shows the end, and all as a tooltip."""
+    """The HTML of a cell; a long text is also a tooltip, as the page shows only its end."""
     return f'<bdi title="{html.escape(text, quote=True)}">{_text(text)}</bdi>' if "long" in kind else _text(text)
 
 
-def _part(name: str) -> str:
-    """A static file that is inlined into every page."""
+def _read_static(name: str) -> str:
+    """Reads a static file that is inlined into every page."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -194,14 +196,14 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _distinct(figures: Sequence[Plot | Missing]) -> Iterator[Plot | Missing]:
-    """The figures, those that have the name of one before them with a number after it, as names become files."""
+def _make_names_unique(figures: Sequence[Plot | Missing]) -> Iterator[Plot | Missing]:
+    """Appends a number to repeated names of figures, because names become file names."""
     counts = Counter[str]()
     for figure in figures:
         if isinstance(figure, Missing):
             yield figure
             continue
-        assert _PLAIN.fullmatch(figure.name), figure.name
+        assert _FIGURE_NAME.fullmatch(figure.name), figure.name
         counts[figure.name] += 1
         count = counts[figure.name]
         yield replace(figure, name=f"{figure.name}-{count}") if count > 1 else figure
@@ -215,17 +217,17 @@ def draw_figures(
     update: Callable[[int, int], None] = lambda *_: None,
     whole: bool = False,
 ) -> list[PageFigure | Missing]:
-    """Draw figures into a folder below that of their page.
+    """Draws figures into a folder below that of their page, as SVG and CSV.
 
     Args:
         out: folder of the page.
-        pictures: "png", "pdf" or both, as which every figure is written too.
-        update: called with how many are drawn, of how many.
-        whole: whether also a table of more than 100,000 lines has more than what is drawn.
+        pictures: further formats, of "png" and "pdf".
+        update: called with the number of figures that are drawn, and of all.
+        whole: write all values as CSV, even if they are more than 100,000 lines.
     """
     (out / folder).mkdir(parents=True, exist_ok=True)
     result: list[PageFigure | Missing] = []
-    for number, figure in enumerate(_distinct(figures), 1):
+    for number, figure in enumerate(_make_names_unique(figures), 1):
         if isinstance(figure, Missing):
             result.append(figure)
             continue
