@@ -1,4 +1,4 @@
-"""A dataset drawn: a few samples of each class, and how many of each class every client holds."""
+"""Draws a dataset: a few samples of each class, and the number of samples of each client and class."""
 
 import base64
 import io
@@ -11,33 +11,33 @@ from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, Spec
 from pflmpi.analysis.drawing.rendering import render_picture, render_svg
 from pflmpi.data.dataset import Dataset
 
-_EACH = 8  # samples of a class
+_MOST_SAMPLES = 8  # of a class
 _MOST_CLASSES = 20
 _MOST_CLIENTS = 60
 _SIDE = 52  # pixels of a sample
 
 
 def draw_samples(dataset: Dataset, path: Path) -> None:
-    """Write a picture, .png or .svg; images as they are, tables and sequences as lines over their columns."""
-    charts = [_samples(dataset), *([] if dataset.writers is None else [_clients(dataset)])]
+    """Writes a picture, .png or .svg; images are shown as such, tables and sequences as lines over their columns."""
+    charts = [_chart_samples(dataset), *([] if dataset.writers is None else [_chart_clients(dataset)])]
     text = render_svg(
         {"hconcat": charts, "config": CONFIG, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
     )
     path.write_bytes(text.encode() if path.suffix == ".svg" else render_picture(text, ".png"))
 
 
-def _samples(dataset: Dataset) -> Spec:
+def _chart_samples(dataset: Dataset) -> Spec:
     classes = np.unique(dataset.labels)[:_MOST_CLASSES].tolist()
     images = dataset.images.ndim == 4 and dataset.images.dtype == np.uint8
     rows: list[Spec] = []
     for label in classes:
-        for place, sample in enumerate(np.flatnonzero(dataset.labels == label)[:_EACH].tolist()):
-            where = {"class": f"class {label}", "place": place}
+        for place, sample in enumerate(np.flatnonzero(dataset.labels == label)[:_MOST_SAMPLES].tolist()):
+            row: Spec = {"class": f"class {label}", "place": place}
             if images:
-                rows.append(where | {"url": _url(dataset.images[sample])})
+                rows.append(row | {"url": _encode_png(dataset.images[sample])})
             else:
                 values = dataset.images[sample].reshape(-1).tolist()
-                rows += [where | {"column": column, "value": float(value)} for column, value in enumerate(values)]
+                rows += [row | {"column": column, "value": float(value)} for column, value in enumerate(values)]
     more = dataset.num_classes - len(classes)
     title = f"samples of each class{f' ({more} more classes)' * (more > 0)}"
     names = {"type": "ordinal", "sort": [f"class {label}" for label in classes], "title": None}
@@ -54,25 +54,26 @@ def _samples(dataset: Dataset) -> Spec:
         "y": {"field": "value", "type": "quantitative", "axis": None, "scale": {"zero": False}},
     }
     line = {"mark": {"type": "line", "strokeWidth": 1, "color": COLOURS[0]}, "encoding": encoding}
-    row = {"field": "class", **names, "header": {"labelAngle": 0, "labelAlign": "left"}}
-    column = {"field": "place", "type": "ordinal", "title": None, "header": None}
+    facet_row = {"field": "class", **names, "header": {"labelAngle": 0, "labelAlign": "left"}}
+    facet_column = {"field": "place", "type": "ordinal", "title": None, "header": None}
     return {
         **common,
-        "facet": {"row": row, "column": column},
+        "facet": {"row": facet_row, "column": facet_column},
         "spacing": 4,
         "spec": {"width": _SIDE, "height": _SIDE, **line},
     }
 
 
-def _url(sample: np.ndarray) -> str:
-    """A sample [C, H, W] of bytes as a PNG in a URL; of unusual numbers of channels the first."""
+def _encode_png(sample: np.ndarray) -> str:
+    """A sample [C, H, W] of bytes as a PNG in a data URL; only the first channel unless there are three."""
     pixels = sample.transpose(1, 2, 0) if len(sample) == 3 else sample[0]
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, "png")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _clients(dataset: Dataset) -> Spec:
+def _chart_clients(dataset: Dataset) -> Spec:
+    """A heat map of the samples of each client and class."""
     assert dataset.writers is not None
     counts = np.zeros((int(dataset.writers.max()) + 1, dataset.num_classes), np.int64)
     np.add.at(counts, (dataset.writers, dataset.labels), 1)
