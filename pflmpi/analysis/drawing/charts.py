@@ -1,4 +1,4 @@
-"""Figures as Vega-Lite charts: one description for the page, for notebooks and for SVG, PNG and PDF."""
+"""Figures as Vega-Lite charts, which pages, notebooks, SVG, PNG and PDF share."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from pflmpi.analysis.plots import Bars, Cloud, Clouds, Curve, Curves, Matrices, 
 Spec = dict[str, Any]
 
 HOVER = "hover"  # prefix of the names of hover layers, which pictures leave out
-WIDTH, NARROW, HEIGHT = 330, 240, 210  # pixels inside the axes: alone, one of several panels
+WIDTH, NARROW, HEIGHT = 330, 240, 210  # pixels inside the axes; NARROW is the width of one of several panels
 INK = "#1a1c1f"
 COLOURS = (
     *("#0b3c5d", "#d1495b", "#2f9e6e", "#d98c1f", "#6f4aa5", "#4a9fd0"),
@@ -19,19 +19,20 @@ COLOURS = (
 )
 _DASHES = ([1, 0], [6, 3], [6, 2, 1.5, 2], [1.5, 2.5])
 _STAR = "M0,-1L0.23,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36,0.12L-0.95,-0.31L-0.23,-0.31Z"
-# Cividis without its darkest fifth, which would vanish on a dark page: evenly brighter, also for the colour blind.
+# Cividis, a perceptually uniform scale for the colour-blind too, without its darkest fifth, invisible on dark pages.
 _CIVIDIS = ["#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"]
 
 _LONGEST = 250  # pixels of a label in a legend
-_MOST_NAMES = 25  # labelled on an axis
+_MOST_NAMES = 25  # labels on an axis
 _MOST_TIPS = 16  # curves in a tooltip
-_MANY = 12  # curves; more are drawn thin
-_DOTTED = 24  # points of a curve, up to which each has a dot
+_MANY = 12  # curves; if there are more, they are drawn thin
+_DOTTED = 24  # points of a curve; if there are more, they have no dots
 _COLUMNS = 3  # panels side by side
-_CELL, _LOWEST, _HIGHEST = 13, 110, 340  # pixels: a row of a matrix, and the height of all
+_CELL, _LOWEST, _HIGHEST = 13, 110, 340  # pixels: height of a row of a matrix, limits of the height of all rows
 
 _TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
-_UNMEASURED = {"labelLimit": 0, "titleLimit": 0, "labelOverlap": False, "labelBound": False}  # half of the time is text
+# Measuring texts to find out which ones overlap would take half of the rendering time.
+_UNMEASURED = {"labelLimit": 0, "titleLimit": 0, "labelOverlap": False, "labelBound": False}
 CONFIG: Spec = {
     "aria": False,  # the page describes each drawing as a whole
     "background": "transparent",
@@ -56,7 +57,7 @@ CONFIG: Spec = {
 def build_chart(plot: Plot) -> Spec:
     """The Vega-Lite chart of a figure, with its data.
 
-    Parameters of it: `picked`, the entries of the legend that are selected, and `client`, the client that stands out.
+    Its parameters are `picked`, the selected entries of the legend, and `client`, the highlighted client.
     """
     panels: Any = plot.parts if isinstance(plot, Multiples) else [("", plot)]  # all of one kind
     match panels[0][1]:
@@ -78,7 +79,7 @@ def build_chart(plot: Plot) -> Spec:
 # --- what charts have in common
 
 _CLIENT = {"name": "client", "value": None}
-_ZOOM: Spec = {  # a wheel that alone scrolls the page, and a pinch, zoom; a drag moves
+_ZOOM: Spec = {  # Ctrl and the wheel (without Ctrl it scrolls the page), or a pinch, zoom; a drag moves
     "name": f"{HOVER}_zoom",
     "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
     "bind": "scales",
@@ -89,12 +90,13 @@ _IS_CLIENT = "client !== null && datum.client === client"
 
 
 def _number(value: float) -> float | None:
-    """Five digits of a value; None where it is not finite."""
+    """A value with five significant digits; None if it is not finite."""
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
-    """Tooltips: fields with titles, `numbers` with four digits; a field without a title is left out."""
+    """Tooltips: `titles` by field, of which `numbers` are shown with four digits; fields without a title are "
+    "dropped."""
     return [
         {"field": field, "title": title, **({"type": "quantitative", "format": ".4~g"} if field in numbers else {})}
         for field, title in titles.items()
@@ -123,6 +125,7 @@ def _picking(field: str) -> Spec:
 
 
 def _faded(opacity: float = 1.0) -> Spec:
+    """The opacity encoding that hides what is not selected in the legend."""
     return {"condition": {"param": "picked", "value": opacity}, "value": 0}
 
 
@@ -130,23 +133,28 @@ def _quantity(field: str, label: str, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": label or None, **more}
 
 
-def _angle(names: Sequence[str]) -> Spec:
-    """Labels of an axis: inclined where names would overlap, and some of many."""
-    some = {"values": list(names[:: -(-len(names) // _MOST_NAMES)])} if len(names) > _MOST_NAMES else {}
-    return {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0, **some}
+def _label_names(names: Sequence[str]) -> Spec:
+    """The axis of names: inclined if they would overlap, and with only some of many."""
+    axis: Spec = {"labelAngle": -40 if sum(map(len, names)) * 7 > WIDTH else 0}
+    if len(names) > _MOST_NAMES:
+        axis["values"] = list(names[:: -(-len(names) // _MOST_NAMES)])
+    return axis
 
 
 def _in_panels(spec: Spec, titles: Sequence[str]) -> Spec:
-    """A single chart, or one facet for each title on common axes."""
+    """A single chart without titles, or one facet for each title on common axes."""
     if not any(titles):
         return {**spec, "width": WIDTH, "height": HEIGHT}
-    outside: Spec = {key: spec.pop(key) for key in ("data", "transform", "params") if key in spec}
-    spec |= {"width": NARROW, "height": HEIGHT * 3 // 4}
+    shared = ("data", "transform", "params")  # which a facet has outside of its panels
+    panel: Spec = {key: part for key, part in spec.items() if key not in shared}
+    panel |= {"width": NARROW, "height": HEIGHT * 3 // 4}
     facet = {"field": "panel", "type": "nominal", "title": None, "sort": list(titles)}
-    return {**outside, "facet": facet, "columns": min(_COLUMNS, len(titles)), "spec": spec}
+    outside: Spec = {key: spec[key] for key in shared if key in spec}
+    return {**outside, "facet": facet, "columns": min(_COLUMNS, len(titles)), "spec": panel}
 
 
-def _choice(rows: Sequence[Spec]) -> Spec:
+def _client_menu(rows: Sequence[Spec]) -> Spec:
+    """The parameter `client`, bound to a menu of the clients in the data."""
     clients = sorted({row["client"] for row in rows})
     return {"name": "client", "value": clients[0], "bind": {"input": "select", "options": clients, "name": "client "}}
 
@@ -160,7 +168,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     rows = [row for number, (title, curve) in enumerate(curves) for row in _points(plot, number, title, curve)]
     many = len(curves) > _MANY and not plot.single_client
     marks, dash = _curve_encoding(plot, [curve for _, curve in curves], rows)
-    if all(title == curve.label for title, curve in curves):  # whose titles are the legend
+    if all(title == curve.label for title, curve in curves):  # the titles of panels replace the legend
         marks["color"]["legend"] = dash["legend"] = None
     fading = {**marks, "opacity": _faded()}
     layers = _band([curve for _, curve in curves], marks, plot.y_label)
@@ -175,7 +183,7 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
     zoom = [] if plot.x_names else [_ZOOM]
     spec: Spec = {"data": {"values": rows}, "layer": layers, "params": [_picking("series"), *zoom]}
     if plot.single_client:
-        spec |= {"params": [*spec["params"], _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
+        spec |= {"params": [*spec["params"], _client_menu(rows)], "transform": [{"filter": _IS_CLIENT}]}
     elif rows and "client" in rows[0]:
         chosen = {"type": "point", "filled": True, "size": 90, "opacity": 1}
         layers.append({"transform": [{"filter": _IS_CLIENT}], "mark": chosen, "encoding": marks})
@@ -184,14 +192,14 @@ def _curves(panels: Sequence[tuple[str, Curves]]) -> Spec:
 
 
 def _hover(plot: Curves, curves: Sequence[tuple[str, Curve]], rows: Sequence[Spec], marks: Spec) -> Spec:
-    """An invisible layer with tooltips: all curves of a round, or, where these are too many, a point of one."""
+    """An invisible layer with tooltips: the values of all curves in a round, or of one point if they are too many."""
     own_panels = all(title == curve.label for title, curve in curves)
     labels = list(dict.fromkeys(curve.label for _, curve in curves))
     present = {name for name, value in rows[0].items() if value != ""} if rows else set()
-    words = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
-    alone = len({(title, curve.label, curve.client) for title, curve in curves}) == len(curves)
-    if not plot.by_round or not alone or len(labels) > _MOST_TIPS:
-        tips = _tips(["y", *([] if plot.x_names else ["x"])], **words, x=plot.x_label, y=plot.y_label)
+    titles = {"series": "" if own_panels else "of", "panel": "of" if own_panels else "in", "client": "client"}
+    unique = len({(title, curve.label, curve.client) for title, curve in curves}) == len(curves)
+    if not plot.by_round or not unique or len(labels) > _MOST_TIPS:
+        tips = _tips(["y", *([] if plot.x_names else ["x"])], **titles, x=plot.x_label, y=plot.y_label)
         encoding = {name: marks[name] for name in ("x", "y", "detail")}
         encoding["tooltip"] = [tip for tip in tips if tip["field"] in present]
         return {
@@ -199,10 +207,10 @@ def _hover(plot: Curves, curves: Sequence[tuple[str, Curve]], rows: Sequence[Spe
             "mark": {"type": "point", "filled": True, "size": 110, "opacity": 0},
             "encoding": encoding,
         }
-    of_round = [name for name in ("panel", "client") if name in present]
+    keys = [name for name in ("panel", "client") if name in present]
     place = {"calculate": f"indexof({json.dumps(labels)}, datum.series)", "as": "place"}
-    values = {"pivot": "place", "value": "y", "groupby": ["x", *of_round]}  # fields "0", "1", ...: any label is allowed
-    tips = _tips([], **{name: words[name] for name in of_round}, x=plot.x_label)
+    values = {"pivot": "place", "value": "y", "groupby": ["x", *keys]}  # fields "0", "1", ..., as labels are any text
+    tips = _tips([], **{name: titles[name] for name in keys}, x=plot.x_label)
     fields = {str(number): label or plot.y_label for number, label in enumerate(labels)}
     tips += _tips(list(fields), **fields)
     width = max(2, WIDTH // max(1, len({row["x"] for row in rows})))
@@ -222,14 +230,14 @@ def _curve_encoding(plot: Curves, curves: Sequence[Curve], rows: Sequence[Spec])
     colour = _colour(list(firsts), [curve.style for curve in firsts.values()], symbolType="stroke")
     dash = _nominal("series", list(firsts), [_dash(curve) for curve in firsts.values()], colour["legend"])
     drawn = [row[name] for row in rows for name in ("y", "low", "high") if row.get(name) is not None]
-    # Of shares an axis ends at 100 %, where rounding its ends outwards would go beyond.
+    # A nice axis of percentages would end above 100 %.
     top = {"domainMax": 100} if plot.percent and drawn and max(drawn) > 90 else {}
     y = _quantity("y", plot.y_label, scale={"zero": plot.zero, **top})
     return {"x": _curve_x(plot), "y": y, "color": colour, "detail": {"field": "curve", "type": "nominal"}}, dash
 
 
 def _points(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spec]:
-    """The data rows of a curve; fields of bands, of the best point and of clients only where they exist."""
+    """The data rows of a curve, with the fields of bands, of the best point and of clients only if it has them."""
     clients = None if curve.points is None or plot.x_names else curve.points.astype(int).tolist()
     for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
         row: Spec = {"curve": number, "series": curve.label}
@@ -247,7 +255,7 @@ def _points(plot: Curves, number: int, title: str, curve: Curve) -> Iterable[Spe
 
 def _curve_x(plot: Curves) -> Spec:
     if plot.x_names:
-        names: Spec = {"sort": list(plot.x_names), "axis": _angle(plot.x_names)}
+        names: Spec = {"sort": list(plot.x_names), "axis": _label_names(plot.x_names)}
         return {"field": "x", "type": "ordinal", "title": plot.x_label, **names}
     if plot.by_round:
         return _quantity("x", plot.x_label, **_ROUND_AXIS)
@@ -265,7 +273,7 @@ def _dash(curve: Curve) -> Sequence[float]:
 
 
 def _band(curves: Sequence[Curve], marks: Spec, y_label: str) -> list[Spec]:
-    """Band layers: areas, or a rule at each point where a curve has a band at one or two points only."""
+    """Layers for bands: areas, but vertical lines for curves with a band at only one or two points."""
     counts = [0 if curve.low is None else int((~np.isnan(curve.low)).sum()) for curve in curves]
     if not any(counts):
         return []
@@ -322,7 +330,7 @@ def _bars(plot: Bars) -> Spec:
     titles = list(dict.fromkeys(row["panel"] for row in rows))
     x = {"field": "x", "type": "ordinal", "title": plot.x_label, "scale": {"domain": list(plot.names)}}
     encoding: Spec = {
-        "x": {**x, "axis": _angle(plot.names)},
+        "x": {**x, "axis": _label_names(plot.names)},
         "xOffset": {"field": "part", "sort": parts},
         "y": _quantity("value", plot.y_label),
         "color": _colour(parts, range(len(parts)), "part", symbolType="square"),
@@ -330,7 +338,7 @@ def _bars(plot: Bars) -> Spec:
         "tooltip": _tips([], client="client", x=plot.x_label, part="part", value=plot.y_label),
     }
     spec: Spec = {"data": {"values": rows}, "layer": [{"name": "picking", "mark": "bar", "encoding": encoding}]}
-    spec |= {"params": [_picking("part"), _choice(rows)], "transform": [{"filter": _IS_CLIENT}]}
+    spec |= {"params": [_picking("part"), _client_menu(rows)], "transform": [{"filter": _IS_CLIENT}]}
     return _in_panels(spec, titles if len(titles) > 1 else [])
 
 
@@ -407,9 +415,9 @@ def _matrix(title: str, plot: Matrices, panel: Panel, values: np.ndarray, colour
 
 
 def _names_axis(field: str, label: str, names: Sequence[str | int], most: int) -> Spec:
-    """An ordinal axis of all names, of which at most so many are labelled."""
-    written = names[:: max(1, -(-len(names) // max(most, 1)))]
-    axis = {"values": list(written), "labelAngle": 0, "ticks": False, "grid": False}
+    """An ordinal axis of all names, of which at most `most` are labelled."""
+    labelled = names[:: max(1, -(-len(names) // max(most, 1)))]
+    axis = {"values": list(labelled), "labelAngle": 0, "ticks": False, "grid": False}
     return {"field": field, "type": "ordinal", "title": label, "scale": {"domain": list(names)}, "axis": axis}
 
 
@@ -446,7 +454,7 @@ def _clouds(plot: Clouds) -> Spec:
 
 
 def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
-    """The data rows of a cloud; one point of each class is labelled, unless another label is near."""
+    """The data rows of a cloud; `named` marks the points with a label."""
     named = _named_points(cloud)
     for place, (x, y) in enumerate(cloud.points.tolist()):
         row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": str(int(cloud.classes[place]))}
@@ -454,7 +462,7 @@ def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
 
 
 def _named_points(cloud: Cloud) -> set[int]:
-    """The labelled point of each class: the server's, or the one closest to the mean, unless labels would overlap."""
+    """Chooses a point of each class to label: the server's, or the one closest to the mean, unless labels overlap."""
     extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
     pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
     named: list[int] = []
