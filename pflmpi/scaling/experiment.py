@@ -1,4 +1,4 @@
-"""A scaling experiment, as kept in DIR/scale.yaml, and its runs."""
+"""A scaling experiment, stored in DIR/scale.yaml, and its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from pflmpi.text import join_truncated, pluralize
 
 Mode = Literal["strong", "weak", "packing"]
 FILE = "scale.yaml"
-WARM_UP = 1  # rounds of each run that are left out: the first loads and compiles
+WARM_UP = 1  # first rounds of each run that are not measured, as they load and compile
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,13 @@ class Scaling:
     """A scaling experiment.
 
     Attributes:
-        mode: strong, the same work; weak, clients in proportion to the ranks; packing, the same cores or GPUs.
-        ranks: of each point, ascending.
-        repeats: runs of each point.
-        rounds: of each run.
-        base: ranks that the clients of the configuration are for, in weak mode.
-        cores: that the ranks share, in packing mode on CPUs; 0 otherwise.
+        mode: strong: the same work; weak: clients in proportion to the ranks; packing: the same cores or GPUs.
+        ranks: number of ranks of each point, ascending.
+        repeats: number of runs of each point.
+        rounds: number of rounds of each run.
+        base: in weak mode, the number of ranks for which the configuration has the clients.
+        cores: in packing mode on CPUs, the cores that all ranks share; 0 otherwise.
+        config: the resolved configuration.
     """
 
     mode: Mode
@@ -41,18 +42,20 @@ class Scaling:
     config: dict[str, Any]
 
     def threads(self, ranks: int) -> int:
+        """Threads of each rank of a point."""
         if not self.cores:
             return int(self.config["runtime"]["threads"])
         return max(self.cores // ranks, 1)
 
     def clients(self, ranks: int) -> int | None:
-        """Clients of a point; None where the configuration has no number of them."""
+        """Number of clients of a point; None if the configuration does not set it."""
         clients: int | None = self.config["partition"].get("clients")
         if clients is None or self.mode != "weak":
             return clients
         return clients * ranks // self.base
 
     def raw(self, ranks: int) -> dict[str, Any]:
+        """The configuration of the runs of a point."""
         values = {name: dict(value) if isinstance(value, dict) else value for name, value in self.config.items()}
         values["training"] |= {"rounds": self.rounds, "stop": None}
         values["runtime"]["threads"] = self.threads(ranks)
@@ -62,7 +65,7 @@ class Scaling:
 
 
 def read(out: Path) -> Scaling | None:
-    """The experiment in a folder; None if it holds none.
+    """Reads the experiment in a folder; None if there is none.
 
     Raises:
         CheckpointError: its file is damaged.
@@ -77,10 +80,10 @@ def read(out: Path) -> Scaling | None:
 
 
 def join(new: Scaling, out: Path) -> Scaling:
-    """The new experiment together with the points of the one in its folder, if that is the same otherwise.
+    """Adds the points of the experiment in the folder, if that differs only in points and repeats.
 
     Raises:
-        ConfigError: the folder holds another one, or something else.
+        ConfigError: the folder holds another experiment, or other files.
     """
     before = read(out)
     if before is None:
@@ -90,14 +93,16 @@ def join(new: Scaling, out: Path) -> Scaling:
                 "empty it"
             )
         return new
-    changed = _list_differences(before, new)
-    if changed:
-        raise ConfigError(f"{out} holds another scaling experiment: {join_truncated(changed)}; choose another --out")
+    if differences := _list_differences(before, new):
+        raise ConfigError(
+            f"{out} holds another scaling experiment: {join_truncated(differences)}; choose another --out"
+        )
     ranks = tuple(sorted({*before.ranks, *new.ranks}))
     return replace(before, ranks=ranks, repeats=max(before.repeats, new.repeats))
 
 
 def write(scaling: Scaling, out: Path) -> None:
+    """Writes the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
     with atomic.refusing(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +110,7 @@ def write(scaling: Scaling, out: Path) -> None:
 
 
 def _list_differences(before: Scaling, now: Scaling) -> Sequence[str]:
-    """What differs between two experiments, in words; points and repeats may."""
+    """The settings in which two experiments differ, except points and repeats, as text."""
 
     def values(scaling: Scaling) -> Mapping[str, Any]:
         own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
@@ -117,7 +122,7 @@ def _list_differences(before: Scaling, now: Scaling) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class ScaleRun(PlannedRun):
-    """A run on so many ranks; `repeat` counts from 1."""
+    """A run of a point on `ranks` ranks; `repeat` counts from 1."""
 
     ranks: int
     repeat: int
@@ -131,15 +136,17 @@ class ScaleRun(PlannedRun):
         return folder(out, self.ranks) / f"repeat{self.repeat}"
 
     def record(self, out: Path) -> Path:
-        """File with what is known of the run beside its metrics."""
+        """The file with hardware, versions and digest of the run; see `records`."""
         return self._beside(out, "json")
 
 
 def folder(out: Path, ranks: int) -> Path:
+    """The folder of a point."""
     return out / f"ranks-{ranks:04d}"
 
 
 def runs(scaling: Scaling) -> list[ScaleRun]:
-    """All runs, in the order in which they are made: repeats take turns, so that a slow minute strikes all points."""
+    """All runs in order of execution: one repeat of every point, then the next, so that slow periods affect all "
+    "points."""
     raw = {ranks: scaling.raw(ranks) for ranks in scaling.ranks}
     return [ScaleRun(ranks, repeat, raw[ranks]) for repeat in range(1, scaling.repeats + 1) for ranks in scaling.ranks]

@@ -1,4 +1,4 @@
-"""The serial fraction of a round by Amdahl's law, fitted to the points that were measured; see docs/scaling.md."""
+"""Amdahl's law fitted to the measured points of a scaling experiment; see docs/scaling.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from pflmpi.analysis.plots import Curve, Curves
 from pflmpi.errors import ConfigError
 from pflmpi.scaling.results import Results
 
-EXTRAPOLATION = "extrapolation"  # how the names of the figures begin
-LEAST_POINTS = 3
-_FAR = 10  # times the largest number of ranks that was measured
-_POINTS = 24  # of the curve
+EXTRAPOLATION = "extrapolation"  # prefix of the names of the figures
+LEAST_POINTS = 3  # a fit has two parameters
+_FAR = 10  # an extrapolation beyond this many times the largest measured number of ranks is pointed out
+_POINTS = 24  # of the fitted curve
 
 
 class Estimate(NamedTuple):
@@ -31,12 +31,12 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class AmdahlFit:
-    """The law fitted to an experiment.
+    """Amdahl's law fitted to an experiment.
 
     Attributes:
-        first: seconds of one rank.
-        serial: s, between 0 and 1.
-        base: ranks that the clients of the configuration are for, in a weak experiment; None in a strong one.
+        first: seconds of a round on one rank.
+        serial: the serial fraction, between 0 and 1.
+        base: `Scaling.base` of a weak experiment; None of a strong one.
     """
 
     first: float
@@ -44,12 +44,12 @@ class AmdahlFit:
     base: int | None
 
     def seconds(self, ranks: int) -> Estimate:
-        """Seconds of a round on so many ranks; their interval is that of the serial fraction."""
+        """Predicts the seconds of a round; the interval is that of the serial fraction."""
         return Estimate(*(float(_predict_seconds(ranks, self.first, serial, self.base)) for serial in self.serial))
 
 
 def check(mode: str, ranks: Sequence[int], to: int) -> None:
-    """Raises `ConfigError` where the measured points do not allow an extrapolation to `to` ranks."""
+    """Raises `ConfigError` if the measured points do not allow an extrapolation to `to` ranks."""
     if mode == "packing":
         raise ConfigError("--to with mode packing: its ranks share one machine, which says nothing of more machines")
     if len(ranks) < LEAST_POINTS:
@@ -62,13 +62,17 @@ def check(mode: str, ranks: Sequence[int], to: int) -> None:
 
 
 def fit(results: Results, to: int) -> AmdahlFit:
-    """The law fitted by least squares to the medians of all runs; `ConfigError` as in `check`."""
+    """Fits the law by least squares to the median seconds of all runs.
+
+    Raises:
+        ConfigError: see `check`.
+    """
     points, scaling = results.measured, results.scaling
     check(scaling.mode, [point.ranks for point in points], to)
     base = scaling.base if scaling.mode == "weak" else None
     ranks = np.array([point.ranks for point in points for _ in point.runs], np.float64)
     seconds = np.array([np.median(run.seconds) for point in points for run in point.runs])
-    optimize: Any = import_module("scipy.optimize")  # here: few commands need it
+    optimize: Any = import_module("scipy.optimize")  # imported here because few commands need it
     special: Any = import_module("scipy.special")
     start, bounds = (seconds[0], 0.5), ((1e-12, 0.0), (np.inf, 1.0))
     values, covariance = optimize.curve_fit(
@@ -80,15 +84,16 @@ def fit(results: Results, to: int) -> AmdahlFit:
 
 
 def summary(law: AmdahlFit, to: int, largest: int) -> str:
+    """The serial fraction and the seconds on `to` ranks as text; `largest` is the largest measured number of ranks."""
     far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
     return f"serial fraction {law.serial}; {to} ranks: {law.seconds(to)} s a round{far}"
 
 
 def plot_extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
-    """A figure for each experiment: the points that were measured, and the fitted law up to `to` ranks.
+    """A figure for each experiment: the measured points, and the fitted law up to `to` ranks.
 
     Raises:
-        ConfigError: as in `check`.
+        ConfigError: see `check`.
     """
     several = len(named) > 1
     return [
@@ -122,5 +127,6 @@ def _plot_extrapolation(results: Results, to: int, ending: str, name: str) -> Cu
 
 
 def _predict_seconds(ranks: Any, first: float, serial: float, base: int | None) -> Any:
+    """Amdahl's law; in a weak experiment the work grows with the ranks."""
     work = 1.0 if base is None else ranks / base
     return work * first * (serial + (1 - serial) / ranks)

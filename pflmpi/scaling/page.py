@@ -19,11 +19,11 @@ from pflmpi.scaling.records import hardware
 from pflmpi.scaling.results import PARTS, TITLES, Point, Results, readable
 from pflmpi.text import pluralize, scaled_bytes
 
-_WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
+_WIDE = 8  # if the largest number of ranks is this many times the smallest, the axis is logarithmic
 
 
 def plot_figures(named: Mapping[str, Results]) -> list[Plot | Missing]:
-    """All figures, each over all experiments by name, but for the parts of a round: a figure for each."""
+    """All figures; each shows all experiments by name, except the parts of a round, which have one for each."""
     several = len(named) > 1
     parts = [
         _plot_parts(results, f"_{number}" if several else "", name)
@@ -47,7 +47,8 @@ def _plot_speed_up(named: Mapping[str, Results]) -> Curves:
     curves: list[Curve] = []
     for style, (name, results) in enumerate(named.items()):
         points, ranks = results.measured, _rank_counts(results)
-        speed_up, ideal = (np.array([of(point) for point in points]) for of in (results.speed_up, results.ideal))
+        speed_up = np.array([results.speed_up(point) for point in points])
+        ideal = np.array([results.ideal(point) for point in points])
         low, high = np.array([(point.seconds / point.spread[1], point.seconds / point.spread[0]) for point in points]).T
         curves.append(Curve(name, ranks, speed_up, speed_up * low, speed_up * high, style=style, source=name))
         curves.append(Curve("ideal", ranks, ideal, style=7, thin=True, source=name))
@@ -102,7 +103,7 @@ def _plot_bytes(named: Mapping[str, Results]) -> Curves | Missing:
 def _make_curves(
     named: Mapping[str, Results], values: Mapping[str, Callable[[Point], float]], divisor: float = 1.0
 ) -> list[Curve]:
-    """Values of the measured points of each experiment, by the label of their curves."""
+    """A curve over ranks for each experiment and each of the `values`, which are functions of a point by label."""
     curves: list[Curve] = []
     for name, results in named.items():
         for label, value in values.items():
@@ -133,7 +134,7 @@ def _rank_counts(results: Results) -> np.ndarray:
     return np.array([point.ranks for point in results.measured], np.float64)
 
 
-PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
+PAGE, _LATEX_TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
 
 def write_page(
@@ -143,16 +144,16 @@ def write_page(
     update: Callable[[int, int], None] = lambda *_: None,
     made: str = "",
 ) -> list[str]:
-    """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
+    """Writes the page with its figures and its LaTeX table into a folder; returns problems, one line each.
 
     Args:
-        to: ranks up to which the fitted serial fraction is drawn; None for none.
-        update: called with how many figures are drawn, of how many.
+        to: number of ranks up to which Amdahl's law is extrapolated; None for no extrapolation.
+        update: called with the number of figures that are drawn, and of all.
         made: see `html.build_page`.
 
     Raises:
-        CheckpointError: nothing was measured in one of them.
-        ConfigError: the folder cannot be written, or no model can be fitted.
+        CheckpointError: an experiment has no measured run.
+        ConfigError: the folder cannot be written, or the law cannot be fitted.
     """
     named = _name_experiments(experiments)
     for results in experiments:
@@ -160,12 +161,12 @@ def write_page(
             raise CheckpointError(
                 f"nothing was measured in {results.out} yet{''.join(f'; {why}' for why in results.problems)}"
             )
-    models = [] if to is None else plot_extrapolations(named, to)
+    extrapolations = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
     with atomic.refusing(f"the page in {out}", "choose another --out"):
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
-        drawn = draw_figures(out, PICTURES, [*plot_figures(named), *models], _FIGURES, update)
+        drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], _FIGURES, update)
         tables = [_build_section(name, results) for name, results in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
@@ -178,12 +179,12 @@ def write_page(
         latex = [
             line for name, results in named.items() for line in (f"% {name}", *format_tabular(*readable(results)), "")
         ]
-        (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
+        (out / _LATEX_TABLE).write_text("\n".join(latex), encoding="utf-8")
     return problems
 
 
 def _name_experiments(experiments: Sequence[Results]) -> dict[str, Results]:
-    """The experiments by the names of their folders, or by their paths where these are not different."""
+    """The experiments by the names of their folders, or by their paths if these names are not unique."""
     names = [results.out.resolve().name for results in experiments]
     if len(set(names)) < len(names):
         names = [str(results.out) for results in experiments]
@@ -191,6 +192,7 @@ def _name_experiments(experiments: Sequence[Results]) -> dict[str, Results]:
 
 
 def _build_section(name: str, results: Results) -> Section:
+    """The section of an experiment, with its table."""
     columns, rows = readable(results)
     wrong = [
         number for number, point in enumerate(results.points) if not point.same_bits or any(point.problems.values())
@@ -206,6 +208,7 @@ def _build_section(name: str, results: Results) -> Section:
 
 
 def _build_hardware_table(named: dict[str, Results]) -> PageTable:
+    """Where the runs were measured, and with which versions: a line for each combination."""
     columns = ["experiment", "ranks", "hardware", "nodes", "device", "driver", "transport", "pflmpi", "commit", "torch"]
     columns += ["numpy", "mpi4py"]
     rows: dict[tuple[str, ...], list[int]] = {}
@@ -215,5 +218,5 @@ def _build_hardware_table(named: dict[str, Results]) -> PageTable:
                 record = run.record
                 key = (name, hardware(record), *(str(record.get(column, "")) for column in columns[3:]))
                 rows.setdefault(key, []).append(point.ranks)
-    listed = [[key[0], ", ".join(str(rank) for rank in dict.fromkeys(ranks)), *key[1:]] for key, ranks in rows.items()]
-    return PageTable(columns, listed, names=3)
+    lines = [[key[0], ", ".join(str(rank) for rank in dict.fromkeys(ranks)), *key[1:]] for key, ranks in rows.items()]
+    return PageTable(columns, lines, names=3)

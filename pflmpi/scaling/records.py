@@ -1,4 +1,4 @@
-"""Records beside the runs of a scaling experiment: hardware, versions, digest, or why a run failed."""
+"""A JSON record of each run of a scaling experiment: hardware, versions, digest, or why the run failed."""
 
 import json
 import platform
@@ -25,10 +25,10 @@ _PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
 
 
 def collect_environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
-    """This machine and the software on it; "" for what is not known or not used.
+    """Describes this machine and its software; "" for what is unknown or not used.
 
     Args:
-        on_gpu: whether the run computes on GPUs; asking for them starts the driver.
+        on_gpu: whether the run computes on GPUs; they are queried only then, because that loads the driver.
     """
     gpus = machine.gpus(environ.get("CUDA_VISIBLE_DEVICES")) if on_gpu else ()
     models = [gpu.model for gpu in gpus]
@@ -47,7 +47,7 @@ def collect_environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, s
 
 
 def find_commit(package: Path) -> str:
-    """The commit that a package is checked out from, with a + where files have changed; "" outside of a repository."""
+    """The commit of a package in a git repository, with a + if files have changed; "" outside of a repository."""
     tracked = _run_git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
         return ""
@@ -56,7 +56,7 @@ def find_commit(package: Path) -> str:
 
 
 def made_by(words: Sequence[str]) -> str:
-    """With which version and command, when and where a page is made, in one line."""
+    """A sentence for the footer of a page: with which version and command, when and where it was made."""
     here = collect_environment({}, on_gpu=False)
     version = f"{here['pflmpi']} (commit {here['commit']})" if here["commit"] else here["pflmpi"]
     place = f"{here['host']}, {hardware(here)}, Python {here['python']}"
@@ -65,16 +65,18 @@ def made_by(words: Sequence[str]) -> str:
 
 
 def hardware(record: Mapping[str, str]) -> str:
+    """Processor, cores and GPUs as text."""
     parts = [record.get("cpu", ""), pluralize(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
     return ", ".join(part for part in parts if part)
 
 
 def _run_git(folder: Path, *words: str) -> str:
+    """The output of a git command; "" if it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
+        result = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 def _find_driver_version() -> str:
@@ -96,7 +98,11 @@ Record = dict[str, Any]
 
 
 def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
-    """Write the record of a run that has reached its end on so many nodes; what is wrong with it, or ""."""
+    """Writes the record of a run that has finished; returns why it could not, or "".
+
+    Args:
+        nodes: number of nodes that the run used.
+    """
     run = planned.run(out)
     try:
         last, _ = verify.newest_good(run)
@@ -116,7 +122,7 @@ def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str])
 
 
 def record_failure(planned: ScaleRun, out: Path, problem: str) -> None:
-    """Record why a run has failed; it is made again the next time."""
+    """Records why a run failed; it is run again the next time."""
     write(planned.record(out), {"ranks": planned.ranks, "repeat": planned.repeat, "problem": problem})
 
 
@@ -127,7 +133,7 @@ def write(path: Path, values: Record) -> None:
 
 
 def read(path: Path) -> Record:
-    """A record; {} where there is none, or it is damaged: the run is then made again."""
+    """Reads a record; {} if there is none or it is damaged, so that the run is made again."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -136,4 +142,5 @@ def read(path: Path) -> Record:
 
 
 def is_measured(planned: ScaleRun, out: Path) -> bool:
+    """Whether a run has finished and its record is written."""
     return "digest" in read(planned.record(out))

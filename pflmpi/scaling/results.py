@@ -26,11 +26,11 @@ _MEASURES = (
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run that was measured.
+    """A measured run.
 
     Attributes:
         record: its hardware, versions and digest.
-        columns: of its metrics, each [rounds], of the rounds that count.
+        columns: columns of its metrics, each [rounds], without the warm-up.
     """
 
     planned: ScaleRun
@@ -39,20 +39,20 @@ class MeasuredRun:
 
     @cached_property
     def parts(self) -> dict[str, np.ndarray]:
-        """Seconds of each round in parts that add up to it, `PARTS` -> [rounds].
+        """Seconds of each round in parts that add up to the round, `PARTS` -> [rounds].
 
-        Of the ranks that compute, on average: training, testing, and waiting for the slowest of them; the time for
-        which rank 0 stopped for a checkpoint; and the rest: messages, the server's update and the reports of ranks.
+        Compute (local training), evaluation and waiting for the slowest rank are means over the ranks that compute.
+        Checkpoint is how long rank 0 stopped for one. Exchange is the rest: messages, the server's update, reports.
         """
-        whole, busiest, waiting, testing, stored = (
+        total, slowest, waiting, evaluation, checkpoint = (
             self.columns[f"{name}seconds"] for name in ("", "compute_", "waiting_", "evaluation_", "checkpoint_")
         )
         return {
-            "compute": np.maximum(busiest - waiting - testing, 0.0),
-            "evaluation": testing,
-            "exchange": np.maximum(whole - busiest - stored, 0.0),
+            "compute": np.maximum(slowest - waiting - evaluation, 0.0),
+            "evaluation": evaluation,
+            "exchange": np.maximum(total - slowest - checkpoint, 0.0),
             "waiting": waiting,
-            "checkpoint": stored,
+            "checkpoint": checkpoint,
         }
 
     @property
@@ -62,12 +62,12 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Point:
-    """All runs on one number of ranks; only of a point with `runs` there are seconds, bytes and what follows.
+    """All runs on one number of ranks; seconds, memory and bytes exist only if there are measured `runs`.
 
     Attributes:
-        runs: those that were measured; none where all have failed.
-        problems: of the others, by repeat; "" for one that has not been made.
-        same_bits: whether its runs have the digest of the first run with as many clients and threads.
+        runs: the measured runs.
+        problems: why other runs failed, by repeat; "" for a run that has not been made.
+        same_bits: whether its runs have the same digest as the first run with as many clients and threads.
     """
 
     ranks: int
@@ -79,12 +79,12 @@ class Point:
 
     @cached_property
     def seconds(self) -> float:
-        """Median over its runs of the median round."""
+        """Median over runs of the median seconds of a round."""
         return float(np.median([np.median(run.seconds) for run in self.runs]))
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """Quartiles over all rounds of all runs."""
+        """Quartiles of the seconds over all rounds of all runs."""
         low, high = np.quantile(np.concatenate([run.seconds for run in self.runs]), [0.25, 0.75]).tolist()
         return low, high
 
@@ -94,13 +94,14 @@ class Point:
         return {name: float(np.concatenate([run.parts[name] for run in self.runs]).mean()) for name in PARTS}
 
     def most(self, column: str) -> float:
-        """Highest value of a column of memory; NaN where it is not known."""
+        """Highest value of a column of memory; NaN if it is unknown."""
         return max(int(np.nan_to_num(run.columns[column]).max()) for run in self.runs) or float("nan")
 
     @property
     def wire_bytes(self) -> float:
-        columns = [run.columns for run in self.runs]
-        return float(np.mean([(moved["wire_up_bytes"] + moved["wire_down_bytes"]).mean() for moved in columns]))
+        """Mean bytes that all ranks together sent in a round."""
+        means = [(run.columns["wire_up_bytes"] + run.columns["wire_down_bytes"]).mean() for run in self.runs]
+        return float(np.mean(means))
 
 
 @dataclass(frozen=True)
@@ -113,22 +114,23 @@ class Results:
 
     @property
     def measured(self) -> list[Point]:
+        """The points with at least one measured run."""
         return [point for point in self.points if point.runs]
 
     def speed_up(self, point: Point) -> float:
-        """Over the first measured point: in work per second, which grows with the clients in weak mode."""
+        """Speed-up over the first measured point, in work per second; in weak mode the work grows with the ranks."""
         first = self.measured[0]
         return first.seconds / point.seconds * (self.ideal(point) if self.scaling.mode == "weak" else 1.0)
 
     def ideal(self, point: Point) -> float:
-        """The ideal speed-up; 1 where ranks share the same cores."""
+        """The ideal speed-up; 1 in packing mode, where ranks share the same cores."""
         return 1.0 if self.scaling.mode == "packing" else point.ranks / self.measured[0].ranks
 
     def efficiency(self, point: Point) -> float:
         return self.speed_up(point) / self.ideal(point)
 
     def measures(self, point: Point) -> dict[str, float]:
-        """What was measured on a point, as scale.csv and `pflmpi scale --json` name it; null where there is no run."""
+        """The measurements of a point, named as in scale.csv and `pflmpi scale --json`; NaN if it has no runs."""
         if not point.runs:
             return dict.fromkeys(_MEASURES, float("nan"))
         values = (point.seconds, *point.spread, *point.parts.values(), *map(point.most, _MEMORY), point.wire_bytes)
@@ -144,22 +146,24 @@ class Results:
             for repeat, why in point.problems.items()
             if why
         ]
-        other = [str(point.ranks) for point in self.points if not point.same_bits]
-        return failures + ([f"results differ between ranks or repeats on {', '.join(other)} ranks"] if other else [])
+        differing = [str(point.ranks) for point in self.points if not point.same_bits]
+        if differing:
+            failures.append(f"results differ between ranks or repeats on {', '.join(differing)} ranks")
+        return failures
 
 
 def results(out: Path) -> Results:
-    """What was measured in a folder.
+    """Reads the results of the experiment in a folder.
 
     Raises:
-        CheckpointError: it holds no scaling experiment, or files of it are damaged.
+        CheckpointError: it holds no scaling experiment, or its files are damaged.
     """
     scaling = read(out)
     if scaling is None:
         raise CheckpointError(f"{out} holds no scaling experiment; name the --out of `pflmpi scale`")
     measured: dict[int, list[MeasuredRun]] = {ranks: [] for ranks in scaling.ranks}
     problems: dict[int, dict[int, str]] = {ranks: {} for ranks in scaling.ranks}
-    digests: dict[tuple[int, int | None], str] = {}  # by threads and clients, which decide bits
+    digests: dict[tuple[int, int | None], str] = {}  # of the first run by threads and clients, which affect results
     for planned in runs(scaling):
         ranks, record = planned.ranks, records.read(planned.record(out))
         if "digest" in record:
@@ -169,13 +173,14 @@ def results(out: Path) -> Results:
             problems[ranks][planned.repeat] = str(record.get("problem", ""))
     points = []
     for ranks in scaling.ranks:
-        decisive = scaling.threads(ranks), scaling.clients(ranks)
-        same = all(run.record["digest"] == digests[decisive] for run in measured[ranks])
-        points.append(Point(ranks, *decisive, measured[ranks], problems[ranks], same))
+        threads, clients = scaling.threads(ranks), scaling.clients(ranks)
+        same_bits = all(run.record["digest"] == digests[threads, clients] for run in measured[ranks])
+        points.append(Point(ranks, threads, clients, measured[ranks], problems[ranks], same_bits))
     return Results(out, scaling, points)
 
 
 def _read_measured_rounds(planned: ScaleRun, out: Path, rounds: int) -> dict[str, np.ndarray]:
+    """The columns of the metrics of a run, without the warm-up."""
     metrics = parse_columns(verify.metrics(planned.run(out), rounds))
     if len(metrics["round"]) <= WARM_UP:
         raise CheckpointError(
@@ -185,7 +190,7 @@ def _read_measured_rounds(planned: ScaleRun, out: Path, rounds: int) -> dict[str
 
 
 Value = str | int | float
-_ABOUT = ("device", "transport", "nodes", "host", "cpu", "cores", "gpus", "driver")
+_HARDWARE = ("device", "transport", "nodes", "host", "cpu", "cores", "gpus", "driver")
 _VERSIONS = ("pflmpi", "torch", "numpy", "mpi4py", "h5py", "python", "commit", "job")
 TITLES = {
     "strong": "the same work on every number of ranks",
@@ -195,8 +200,9 @@ TITLES = {
 
 
 def write_table(results: Results) -> None:
-    """Write scale.csv, a line for each run; a column is empty where it has no value."""
+    """Writes scale.csv, a line for each run; unknown values are empty."""
     lines = [line for point in results.points for line in _build_csv_lines(results, point)]
+    # Lines of measured runs have all columns; those of failed ones only the first.
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
     content = format_csv([header, *([line.get(name, "") for name in header] for line in lines)])
     with atomic.refusing(f"in {results.out}", "copy the experiment elsewhere"):
@@ -204,16 +210,15 @@ def write_table(results: Results) -> None:
 
 
 def readable(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a table to read, a row for each point."""
-    scaling = results.scaling
-    named = {"weak": ["clients"], "packing": ["threads"], "strong": []}[scaling.mode]
-    columns = ["ranks", *named, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
+    """Columns and rows of a table for readers, a row for each point."""
+    varied = {"weak": ["clients"], "packing": ["threads"], "strong": []}[results.scaling.mode]
+    columns = ["ranks", *varied, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
     columns += ["largest rank", "all ranks", "bytes between ranks", "bits"]
-    return columns, [_format_row(results, point, named) for point in results.points]
+    return columns, [_format_row(results, point, varied) for point in results.points]
 
 
-def _format_row(results: Results, point: Point, named: list[str]) -> list[str]:
-    first = [str(point.ranks), *(str(getattr(point, name)) for name in named)]
+def _format_row(results: Results, point: Point, varied: list[str]) -> list[str]:
+    first = [str(point.ranks), *(str(getattr(point, name)) for name in varied)]
     if not point.runs:
         return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 7)]
     low, high = point.spread
@@ -250,5 +255,5 @@ def _build_csv_lines(results: Results, point: Point) -> Iterator[dict[str, Value
         if run is not None:
             line |= results.measures(replace(point, runs=[run]))
             line |= {"digest": run.record["digest"], "same_bits": int(point.same_bits)}
-            line |= {name: str(run.record.get(name, "")) for name in (*_ABOUT, *_VERSIONS)}
+            line |= {name: str(run.record.get(name, "")) for name in (*_HARDWARE, *_VERSIONS)}
         yield line

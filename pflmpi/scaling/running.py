@@ -1,4 +1,4 @@
-"""The scaling experiment that a command line asks for, and its runs that are not measured yet."""
+"""Plans the scaling experiment of a command line, and makes its runs that are not measured yet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -18,14 +18,15 @@ from pflmpi.sweep.runs import SweepOutcome, run_cells
 def scaling_of(
     config: Config, numbers: Sequence[int], mode: Mode, repeats: int, rounds: int, cores: int
 ) -> tuple[Scaling, str]:
-    """The experiment, and a remark on what was set for it.
+    """Builds the experiment; also a remark for the user if an option was changed, else "".
 
     Args:
-        config: of every point, but for what the mode says.
-        cores: that the ranks share in packing mode; 0 where they share GPUs.
+        config: the configuration of every point, before the mode changes it.
+        numbers: numbers of ranks, ascending.
+        cores: cores that the ranks share in packing mode; 0 if they share GPUs.
 
     Raises:
-        ConfigError: it is impossible.
+        ConfigError: the experiment is impossible.
     """
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats}: must be at least 1")
@@ -39,10 +40,10 @@ def scaling_of(
 
 
 def check_points(scaling: Scaling) -> None:
-    """Raise `ConfigError` for a number of ranks that cannot share the clients or the cores."""
+    """Raises `ConfigError` for a number of ranks that cannot share the clients or the cores."""
     for ranks in scaling.ranks:
         clients = scaling.clients(ranks)
-        if clients is not None and clients < ranks - 1:  # one of the ranks may be the server's
+        if clients is not None and clients < ranks - 1:  # rank 0 may have no clients
             raise ConfigError(
                 f"--ranks {ranks}, but there are {clients} clients (partition.clients); give at most {clients + 1}, "
                 "one for the server and one for each client"
@@ -62,7 +63,7 @@ def check_points(scaling: Scaling) -> None:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Numbers of ranks, separated by commas; raise if they do not ascend from 1 or more."""
+    """Parses numbers of ranks separated by commas; raises `ConfigError` unless they ascend from 1 or more."""
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ConfigError(f"--ranks {text!r}: must be whole numbers with commas between them, such as 1,2,4")
@@ -73,14 +74,17 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def _fix_steps(config: Config, values: dict[str, Any]) -> str:
-    """Give each client the same local steps on any number of them; a remark if the configuration has not."""
+    """Sets the local steps of each client, so that they do not depend on the number of clients; returns a remark."""
     if config.partition.clients is None:
         raise ConfigError("--mode weak sets the number of clients, and this partition has none; take another one")
     if config.training.steps is not None:
         return ""
     train = load_federation(config).train
     steps = max(round(sum(config.training.num_steps(len(client)) for client in train) / len(train)), 1)
-    values["training"] |= {"steps": steps, "epochs": TrainingConfig().epochs}  # one length alone has an effect
+    values["training"] |= {
+        "steps": steps,
+        "epochs": TrainingConfig().epochs,
+    }  # other epochs beside steps are refused
     return (
         f"training.steps = {steps}, the mean of the clients: with epochs, more clients would have less to do each, "
         "because they share the samples"
@@ -94,35 +98,34 @@ def measure(
     nodes: Callable[[int], int],
     launcher: Callable[[int], Sequence[str]],
     environ: Mapping[str, str],
-    held: Sequence[int],
+    locks: Sequence[int],
 ) -> SweepOutcome:
-    """Make the runs of some points that are not measured yet, one after the other.
+    """Makes those of the runs that are not measured yet, one after the other.
 
     Args:
-        nodes: that a number of ranks is spread over.
-        launcher: words that start a run on so many ranks; none if it starts them itself.
-        held: descriptors that every run keeps open.
+        nodes: number of nodes for a number of ranks.
+        launcher: the command that starts a run on a number of ranks; empty if the run starts its ranks itself.
+        locks: file descriptors of locks that every run keeps open.
     """
 
-    def record(done: CellTask) -> str:
-        assert isinstance(done.cell, ScaleRun)
-        return records.record(done.cell, out, nodes(done.cell.ranks), environ)
+    def record(task: CellTask) -> str:
+        assert isinstance(task.cell, ScaleRun)
+        return records.record(task.cell, out, nodes(task.cell.ranks), environ)
 
     tasks = [unless_written(make_task(planned, scaling, out), out) for planned in planned_runs]
-    waiting = [planned for planned, task in zip(planned_runs, tasks, strict=True) if task.command]
     for task in tasks:
         if task.command:
             prepare(task, out)
-    by_name = {planned.name: planned.ranks for planned in planned_runs}
-    outcome = run_cells(tasks, out, lambda task: launcher(by_name[task.cell.name]), [environ], held, record)
-    for planned in waiting:
-        if planned.name in outcome.failed:
+    ranks_of = {planned.name: planned.ranks for planned in planned_runs}
+    outcome = run_cells(tasks, out, lambda task: launcher(ranks_of[task.cell.name]), [environ], locks, record)
+    for planned, task in zip(planned_runs, tasks, strict=True):
+        if task.command and planned.name in outcome.failed:
             records.record_failure(planned, out, outcome.failed[planned.name])
     return outcome
 
 
 def make_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
-    """The task of a run: nothing, or all rounds; an interrupted measurement starts again."""
+    """The task of a run: all rounds, or none if it is measured; an interrupted measurement starts again."""
     if records.is_measured(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")

@@ -1,4 +1,4 @@
-"""Points of a scaling experiment as steps of a Slurm job, and as jobs."""
+"""Runs the points of a scaling experiment as steps of a Slurm job, or as jobs of their own."""
 
 import os
 import sys
@@ -11,16 +11,16 @@ from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling, folder, runs
 
-_OF_POINTS = ("ntasks", "nodes", "cpus-per-task")
+_SET_BY_POINTS = ("ntasks", "nodes", "cpus-per-task")  # options of sbatch
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The job that this process is in.
+    """The Slurm job of this process.
 
     Attributes:
-        tasks, nodes: of the job.
-        mpi: how srun connects ranks.
+        tasks, nodes: numbers of tasks and nodes of the job.
+        mpi: the value of srun's --mpi.
     """
 
     tasks: int
@@ -29,14 +29,15 @@ class Allocation:
 
     @property
     def per_node(self) -> int:
+        """Tasks on a node."""
         return -(-self.tasks // self.nodes)
 
     def nodes_of(self, cores: int, ranks: int) -> int:
-        """Nodes of so many ranks: as few as possible, or all where they share cores; see `launcher`."""
+        """Number of nodes for some ranks: as few as possible, but all of them if ranks share cores; see `launcher`."""
         return min(self.nodes, ranks) if cores else -(-ranks // self.per_node)
 
     def check(self, cores: int, ranks: int) -> None:
-        """Raise if the job cannot start a point; see `launcher`."""
+        """Raises `ConfigError` if the job cannot start a point; see `launcher`."""
         threads, on_a_node = max(cores // ranks, 1), -(-ranks // self.nodes_of(cores, ranks))
         if cores and threads * on_a_node > self.per_node:
             raise ConfigError(
@@ -51,10 +52,10 @@ class Allocation:
             )
 
     def launcher(self, cores: int, ranks: int) -> list[str]:
-        """The words that start so many ranks as a step of the job.
+        """The command that starts some ranks as a step of the job.
 
         Args:
-            cores: that all ranks share; 0 where each has what the job gives a task.
+            cores: cores that all ranks share; 0 if each rank has the cores of a task.
         """
         words = [*srun(self.mpi), f"--ntasks={ranks}"]
         nodes = self.nodes_of(cores, ranks)
@@ -64,7 +65,7 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str], mpi: str) -> Allocation | None:
-    """The Slurm job that this process is in; None outside of one."""
+    """The Slurm job of this process; None outside of a job."""
     if "SLURM_JOB_ID" not in environ:
         return None
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1)
@@ -72,8 +73,8 @@ def allocation(environ: Mapping[str, str], mpi: str) -> Allocation | None:
 
 
 def check(given: Options, setup: Path | None) -> None:
-    """Raise for options of sbatch that follow from each point, and for a file that is not there."""
-    for name in _OF_POINTS:
+    """Raises `ConfigError` for options of sbatch that each point sets, and for a missing setup file."""
+    for name in _SET_BY_POINTS:
         if name in given:
             raise ConfigError(
                 f"--{name}={given[name]} with --submit: each point is a job with as many tasks as ranks; leave it out, "
@@ -97,10 +98,10 @@ def jobs(
     mpi: str,
     setup: Path | None,
 ) -> dict[int, BatchScript]:
-    """A job for each point that is not measured, by its ranks.
+    """A batch script for each point that is not measured completely, by its number of ranks.
 
     Args:
-        words: of `pflmpi`, for all points.
+        words: arguments of `pflmpi`, the same for all points.
         given, others: options of sbatch.
         setup: a file with shell commands that the jobs run first.
     """
@@ -121,18 +122,18 @@ def jobs(
 
 
 def _options(ranks: int, scaling: Scaling, out: Path, given: Options, mpi: str) -> dict[str, str | None]:
-    place = folder(out, ranks)
-    ours: dict[str, str | None] = {
+    """The options of sbatch for a point."""
+    options: dict[str, str | None] = {
         "job-name": f"{out.name}-{ranks}",
         "chdir": os.getcwd(),
-        "output": str(place).replace("%", "%%") + ".%j.log",
+        "output": str(folder(out, ranks)).replace("%", "%%") + ".%j.log",
         "open-mode": "append",
-        "ntasks": str(scaling.ranks[-1] if scaling.cores else ranks),  # in packing mode all points share as many cores
+        "ntasks": str(scaling.ranks[-1] if scaling.cores else ranks),  # in packing mode all points have the same cores
     }
     if scaling.cores:
         tasks = scaling.ranks[-1]
         per_node = given.get("ntasks-per-node") or str(tasks)
-        if per_node.isdecimal():  # sbatch says what else it is
+        if per_node.isdecimal():  # otherwise sbatch refuses it
             Allocation(tasks, -(-tasks // max(int(per_node), 1)), mpi).check(scaling.cores, ranks)
-        ours["ntasks-per-node"] = per_node
-    return ours
+        options["ntasks-per-node"] = per_node
+    return options
