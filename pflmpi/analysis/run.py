@@ -68,6 +68,8 @@ class NewestMetric:
 class Run:
     """A run, finished or in progress; its folder may be a copy. Made by `open_run`.
 
+    Whatever uses metrics.csv raises `CheckpointError` if it is damaged; see `verified_metrics`.
+
     Attributes:
         path: the folder.
         config: the resolved configuration, nested, including the section `recorded` that the run adds.
@@ -134,11 +136,7 @@ class Run:
 
     @property
     def text_notes(self) -> list[str]:
-        """Parts of config.yaml and metrics.csv that no checkpoint confirms, one line each.
-
-        Raises:
-            CheckpointError: see `verified_metrics`.
-        """
+        """Parts of config.yaml and metrics.csv that no checkpoint confirms, one line each."""
         return [*self.config_notes, *self.verified_metrics.notes]
 
     @property
@@ -147,9 +145,6 @@ class Run:
 
         These are the `text_notes`, unreadable checkpoints, and a note if the newest values of clients are from an older
         round than the newest metrics.
-
-        Raises:
-            CheckpointError: see `verified_metrics`.
         """
         measure = self.main_measure
         newest = self.newest_metric(measure.of_clients)
@@ -161,11 +156,7 @@ class Run:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.csv, each [rounds], read at the first use.
-
-        Raises:
-            CheckpointError: see `verified_metrics`.
-        """
+        """The columns of metrics.csv, each [rounds], read at the first use."""
         return parse_columns(self.verified_metrics)
 
     @cached_property
@@ -179,19 +170,11 @@ class Run:
 
     @cached_property
     def main_measure(self) -> MainMeasure:
-        """The measure that readers are shown first, and that runs are compared by.
-
-        Raises:
-            CheckpointError: see `verified_metrics`.
-        """
+        """The measure that readers are shown first, and that runs are compared by."""
         return main_measure(self.config, {name for name, values in self.columns.items() if not np.isnan(values).all()})
 
     def has(self, measure: MainMeasure) -> bool:
-        """Whether any round has a value of a measure.
-
-        Raises:
-            CheckpointError: see `verified_metrics`.
-        """
+        """Whether any round has a value of a measure."""
         return not np.isnan(self.columns.get(measure.column, np.nan)).all()
 
     def of_clients(self, measure: MainMeasure, number: int) -> np.ndarray | None:
