@@ -42,7 +42,7 @@ from pflmpi.experiment.run import RankContext
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import Task
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.devices import fix_kernels, own_device
+from pflmpi.runtime.devices import choose_device, fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.transports.inprocess import InProcessTransport
 
@@ -130,7 +130,7 @@ def main() -> None:
     print(f"device: {described(options.device)}; torch {torch.__version__}")
     if "promises" in options.only:
         promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
-    device = own_device(RuntimeConfig(device=options.device))
+    device = choose_device(RuntimeConfig(device=options.device))
     for name, workload in WORKLOADS.items():
         if name not in options.only:
             continue

@@ -80,7 +80,7 @@ def captures(say: Say, options: argparse.Namespace) -> None:
                 once = stub_run.run(raw, False, device).values
                 made = BY_DEVICE["cuda"].call_count  # type: ignore[attr-defined]
             again = stub_run.run(raw, False, device).values
-            with replay.step_by_step():
+            with replay.without_replay():
                 plain = stub_run.run(raw, False, device).values
             same = all(torch.equal(once[path], again[path]) and torch.equal(once[path], plain[path]) for path in once)
             what = f"{case}, {model}, {executor}, {precision}"
@@ -294,10 +294,10 @@ def prepare(options: argparse.Namespace, precision: Any = "fp32") -> Any:
     """The device, with its kernels fixed as in a run."""
     from pflmpi.learning.training import TrainingConfig
     from pflmpi.runtime.config import RuntimeConfig
-    from pflmpi.runtime.devices import fix_kernels, own_device
+    from pflmpi.runtime.devices import choose_device, fix_kernels
 
     runtime = RuntimeConfig(device=options.device)
-    device = own_device(runtime)
+    device = choose_device(runtime)
     fix_kernels(device, runtime, TrainingConfig(precision=precision))
     return device
 

@@ -27,8 +27,8 @@ from pflmpi.config.load import Config
 from pflmpi.errors import PflmpiError
 from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
 from pflmpi.sweep import table as tables
-from pflmpi.sweep.lock import locked
-from pflmpi.sweep.pending import CellTask, cell_task, prepare, unfinished, unless_written
+from pflmpi.sweep.lock import lock_sweep_folder
+from pflmpi.sweep.pending import CellTask, explain_unfinished, plan_cell, prepare_cell, skip_if_running
 from pflmpi.sweep.runs import GRACE, run_cells
 from pflmpi.sweep.table import Cell
 
@@ -58,7 +58,7 @@ def main() -> int:
     wanted = {cell.name for cell, _, missing in selected if missing}
 
     def tasks() -> list[CellTask]:
-        return [unless_written(cell_task(cell, config, options.out, 1), options.out) for cell, config, _ in selected]
+        return [skip_if_running(plan_cell(cell, config, options.out, 1), options.out) for cell, config, _ in selected]
 
     def budget(everything: list[CellTask]) -> Budget:
         pairs = [(task, configs[task.cell.name]) for task in everything if task.done > 1 or task.cell.name in wanted]
@@ -69,15 +69,15 @@ def main() -> int:
     if options.plan:
         print(plan(budget(tasks())), end="")
         return 0
-    with locked(options.out) as lock:
+    with lock_sweep_folder(options.out) as lock:
         planned = budget(tasks())
         ordered = planned.cheapest_first()
         for task in ordered:
-            prepare(task, options.out)
+            prepare_cell(task, options.out)
         until = began + options.seconds - min(GRACE, options.seconds / 10)
 
         def problem(task: CellTask) -> str:
-            return unfinished(task, configs[task.cell.name], options.out)
+            return explain_unfinished(task, configs[task.cell.name], options.out)
 
         outcome = run_cells(ordered, options.out, lambda _: [], make_environments(options.jobs), [lock], problem, until)
     left = [task for task in tasks() if task.state != "done" and task.cell.name in wanted]
@@ -124,7 +124,7 @@ def cells(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) ->
         if not table.runs_of:
             published = {(row, column) for row, columns in table.published.items() for column in columns}
             count, finished = min(seeds or len(table.seeds), len(table.seeds)), _seeds_in_results(path.stem)
-            for cell, config in tables.selected(path, overrides, count, []):
+            for cell, config in tables.load_cells(path, overrides, count, []):
                 place, settings = (cell.row, cell.column), json.dumps(cell.raw, sort_keys=True)
                 if paths or (place in published and settings not in known):
                     known.add(settings)

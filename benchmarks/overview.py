@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.table import comma_separated, entries, metric_of, rate_difference
+from pflmpi.analysis.table import compute_entries, format_entries_csv, metric_of, rate_difference
 from pflmpi.config.sections import by_key
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.sweep.table import Cell, cells, folder, load
+from pflmpi.sweep.table import Cell, find_sweep_folder, list_cells, load
 
 ROOT = Path(__file__).parent.parent
 RESULTS, CONFIGS = ROOT / "results", ROOT / "configs" / "papers"
@@ -87,7 +87,7 @@ def _shown(path: Path, lines: list[Line]) -> str:
     outside = sorted((line for line in lines if _fit(line) == "outside"), key=lambda line: -abs(_difference(line)))
     furthest = [f"{line['row']}, {line['column']} {_difference(line):+.2f}" for line in outside[:3]]
     seeds = sorted({int(line["seeds_finished"]) for line in lines})
-    rounds = {(cell.row, cell.column): cell.raw["training"]["rounds"] for cell in cells(table, [], 1)}
+    rounds = {(cell.row, cell.column): cell.raw["training"]["rounds"] for cell in list_cells(table, [], 1)}
     taken = {place: int(line["rounds_done"]) // int(line["seeds_finished"]) for place, line in by_place.items()}
     options = [f"--seeds {seeds[-1]}"] if seeds[-1] < len(table.seeds) else []
     options += [f"--only {shlex.quote(f'*/{name}')}" for name in columns] if columns != [*table.columns] else []
@@ -140,8 +140,8 @@ def settings(cell: Cell) -> str:
 def add(sweeps: Path, overrides: Sequence[str], results: Path = RESULTS, papers: Path = CONFIGS) -> None:
     """Put the finished cells of sweeps into the CSV files; one of more seeds that is there stays."""
     paths = [path for paper in PAPERS for path in sorted((papers / paper).glob("*.yaml"))]
-    swept = {path: cells(load(path), overrides, None) for path in paths}
-    places = {path: sweeps / folder(path, None).name for path in paths}
+    swept = {path: list_cells(load(path), overrides, None) for path in paths}
+    places = {path: sweeps / find_sweep_folder(path, None).name for path in paths}
     runs = {settings(cell): run for path in paths for cell in swept[path] if (run := cell.run(places[path])).exists()}
     for path in paths:
         table, file = load(path), results / f"{path.stem}.csv"
@@ -150,8 +150,12 @@ def add(sweeps: Path, overrides: Sequence[str], results: Path = RESULTS, papers:
             CellElsewhere(**vars(cell), place=own if own.exists() else runs.get(settings(cell), own))
             for cell, own in owned
         ]
-        filled = [entry for entry in entries(table, found, places[path]) if entry.finished] if table.published else []
-        new = [*csv.DictReader(comma_separated(table, filled).splitlines())] if filled else []
+        filled = (
+            [entry for entry in compute_entries(table, found, places[path]) if entry.finished]
+            if table.published
+            else []
+        )
+        new = [*csv.DictReader(format_entries_csv(table, filled).splitlines())] if filled else []
         best: dict[tuple[str, str], Line] = {}
         for line in [*_read(file), *new]:
             other = best.setdefault((line["row"], line["column"]), line)

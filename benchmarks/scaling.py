@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pflmpi import machine
-from pflmpi.scaling.results import Results, results
+from pflmpi.scaling.results import Results, read_results
 
 WORK: dict[str, dict[str, Any]] = {
     "digits-mlp": {
@@ -56,7 +56,7 @@ def measure(name: str, mode: str, raw: dict[str, Any], ranks: str, options: argp
     words = ["scale", str(path), "--ranks", ranks, "--mode", mode, "--out", str(options.folder / name)]
     words += ["--repeats", str(options.repeats), "--rounds", str(options.rounds)]
     subprocess.run([sys.executable, "-m", "pflmpi", *words], stdout=subprocess.DEVNULL)
-    return results(options.folder / name)
+    return read_results(options.folder / name)
 
 
 def lines(name: str, measured: Results) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi.errors import CheckpointError, ConfigError, show
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.text import for_shell
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def parse_path(text: str) -> Path:
     """A path with `~` and `$NAME` expanded; parsers of commands use it for `type=Path`."""
     try:
-        return expanded(text)
+        return expand_path(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -24,17 +24,17 @@ LAUNCHER_ENDED = signal.SIGRTMIN + 3  # sent to a rank when the process that sta
 _begun = threading.Event()
 
 
-def asking() -> list[int]:
+def list_stop_signals() -> list[int]:
     """The signals by which this process is asked to stop; without SIGHUP where it is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     own = [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
     return [*own, *(number for number in FORWARDED.values() if number not in SIGNALS), LAUNCHER_ENDED]
 
 
-def described(number: int) -> str:
+def describe_signal(number: int) -> str:
     """Describe a signal that asks for a stop.
 
-    >>> described(signal.SIGTERM), described(FORWARDED[signal.SIGTERM])
+    >>> describe_signal(signal.SIGTERM), describe_signal(FORWARDED[signal.SIGTERM])
     ('SIGTERM came', 'SIGTERM came')
     """
     if number == LAUNCHER_ENDED:
@@ -44,7 +44,7 @@ def described(number: int) -> str:
 
 
 def watch(environ: Mapping[str, str]) -> None:
-    """End this process with the exit code of `Stopped` at a signal, until `begun` is called.
+    """End this process with the exit code of `Stopped` at a signal, until `stop_watching` is called.
 
     A thread does so, because the main thread imports torch or waits for other ranks inside a library, where Python runs
     no signal handlers. To a rank of a launcher SIGTERM means that another rank failed; it keeps its default action.
@@ -53,7 +53,7 @@ def watch(environ: Mapping[str, str]) -> None:
     rank = launched_rank(environ)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    watched = [number for number in asking() if rank is None or number != signal.SIGTERM]
+    watched = [number for number in list_stop_signals() if rank is None or number != signal.SIGTERM]
     for number in watched:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -62,7 +62,9 @@ def watch(environ: Mapping[str, str]) -> None:
         while received := os.read(reader, 1):
             if received[0] in watched and not _begun.is_set():
                 if rank in (None, "0"):
-                    os.write(2, f"pflmpi: {described(received[0])} before the run had begun; start it again\n".encode())
+                    os.write(
+                        2, f"pflmpi: {describe_signal(received[0])} before the run had begun; start it again\n".encode()
+                    )
                 with contextlib.suppress(OSError):  # end the process even if the file cannot be written
                     write_exit_code(environ, Stopped.exit_code)
                 os._exit(Stopped.exit_code)
@@ -70,6 +72,6 @@ def watch(environ: Mapping[str, str]) -> None:
     threading.Thread(target=wait, name="early-signals", daemon=True).start()
 
 
-def begun() -> None:
+def stop_watching() -> None:
     """Stop watching: from now on, signals are left to the handlers installed since."""
     _begun.set()

@@ -156,7 +156,7 @@ def exit_code_before(environ: Mapping[str, str]) -> int | None:
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
     """Turn an error about a limit of the system, or about a file, into one of class `kind`; return others unchanged."""
-    text = None if isinstance(error, PflmpiError) else limits.problem(error)
+    text = None if isinstance(error, PflmpiError) else limits.explain_limit(error)
     if text is None and isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible"
     if text is None:

@@ -26,7 +26,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-def states(on_gpu: bool) -> tuple[object, ...]:
+def read_states(on_gpu: bool) -> tuple[object, ...]:
     """The states of the generators, to detect draws; includes the GPU's if one is in use."""
     with _LOCK:
         numpy_state = np.random.get_state(legacy=False)["state"]

@@ -18,10 +18,10 @@ _NO_THREADS = re.compile(r"can't start new thread|Resource temporarily unavailab
 _NO_FILES = re.compile(r"Too many open files")
 
 
-def problem(error: BaseException) -> str | None:
+def explain_limit(error: BaseException) -> str | None:
     """Name the limit that an error of the system or of a library comes from, and the remedy; None for other errors.
 
-    >>> problem(ValueError("no number"))
+    >>> explain_limit(ValueError("no number"))
     """
     text, code = str(error), error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(text):

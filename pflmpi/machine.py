@@ -94,7 +94,7 @@ def own_memory(name: str) -> int:
     return 1024 * int(match[1]) if match else 0
 
 
-def expanded(path: str | os.PathLike[str], folder: Path = Path()) -> Path:
+def expand_path(path: str | os.PathLike[str], folder: Path = Path()) -> Path:
     """Expand `~` and `$NAME` in a path as a shell does; a relative path is relative to `folder`.
 
     A path that exists literally is not expanded. Raises `ConfigError` for an unknown variable or user.
@@ -125,7 +125,7 @@ def private_folder(named: str | None = None) -> Path:
         ConfigError: it is a link, another user's, or others can write to it.
         OSError: it cannot be made.
     """
-    folder = expanded(named) if named else Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
+    folder = expand_path(named) if named else Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()
@@ -213,7 +213,7 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
 
 
 @cache  # `plan` calls it for each of thousands of ranks
-def system() -> str:
+def identify_system() -> str:
     """Boot id and process namespace, within which process ids are comparable; "" if unknown.
 
     The host name does not suffice: containers of a node may share it, and have a process namespace each.
@@ -229,7 +229,7 @@ _UNKNOWN = -1  # start of a process where there is no /proc
 _ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 
 
-def start_of(process: int) -> int:
+def read_start(process: int) -> int:
     """Start of a process of this host in clock ticks after the boot; 0 once it has ended, -1 if unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -246,5 +246,5 @@ def has_ended(process: int, started: int | None = None) -> bool:
         return True
     except PermissionError:
         pass  # of another user
-    now = start_of(process)
+    now = read_start(process)
     return now == 0 if started is None else now not in (started, _UNKNOWN)

@@ -15,7 +15,7 @@ from threading import Lock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 
 _MARK = "__pflmpi_outside__"  # a global of every module loaded from outside: the reference that named it
 
@@ -34,16 +34,16 @@ def is_reference(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
-def located(name: str, folder: Path) -> str:
+def make_absolute(name: str, folder: Path) -> str:
     """Make the file of a reference absolute, relative to `folder`; any other name is returned unchanged.
 
-    >>> located("./mine.py:FedMine", Path("/home/me")), located("mine:FedMine", Path("/home/me"))
+    >>> make_absolute("./mine.py:FedMine", Path("/home/me")), make_absolute("mine:FedMine", Path("/home/me"))
     ('/home/me/mine.py:FedMine', 'mine:FedMine')
     """
     place, _ = _split(name)
     if not place.endswith(".py"):
         return name
-    return os.path.abspath(expanded(place, folder)) + name.removeprefix(place)
+    return os.path.abspath(expand_path(place, folder)) + name.removeprefix(place)
 
 
 def load(reference: str) -> object:
@@ -82,13 +82,13 @@ def _module_hash(place: str) -> str:
     return _digest(file, root, root / place.partition(".")[0])
 
 
-def cause(error: BaseException) -> str | None:
+def describe_cause(error: BaseException) -> str | None:
     """Location in code from outside, class and text of an error; None if it passed through no such code."""
-    where = place(error)
+    where = find_location(error)
     return f"{where}: {type(error).__name__}: {error}" if where else None
 
 
-def place(error: BaseException) -> str | None:
+def find_location(error: BaseException) -> str | None:
     """File, line and function of the innermost frame of code from outside; None if there is none.
 
     Frames without a file, such as the methods that @dataclass writes, do not count.
@@ -113,7 +113,7 @@ def as_config_error() -> Iterator[None]:
     except PflmpiError:
         raise
     except (Exception, SystemExit) as error:
-        if text := cause(error):
+        if text := describe_cause(error):
             raise ConfigError(text) from error
         raise
 
@@ -180,7 +180,7 @@ def _importing(what: str, file: Path | None = None) -> Iterator[None]:
     except SyntaxError as error:
         raise ConfigError(f"{error.filename}:{error.lineno}: syntax error: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        where = cause(error) or f"{what}: {type(error).__name__}: {error}"
+        where = describe_cause(error) or f"{what}: {type(error).__name__}: {error}"
         cure = _as_module(file) if file is not None and "no known parent package" in str(error) else ""
         raise ConfigError(f"cannot import {where}{cure}") from error
 

@@ -19,7 +19,7 @@ from pflmpi.text import short_repr
 T = TypeVar("T")
 
 
-def unknown(kind: str, name: str, known: list[str], near: int = 1) -> str:
+def format_unknown_name(kind: str, name: str, known: list[str], near: int = 1) -> str:
     """Error text for an unknown name, with at most `near` similar known ones."""
     nearest = difflib.get_close_matches(name[:100], known, n=near)
     hint = f"; did you mean {', '.join(map(repr, nearest))}?" if nearest else ";"
@@ -90,7 +90,7 @@ class Registry(Mapping[str, T]):
         if self._accept is None or reference is None:
             is_file = self._section and (Path(name).suffix or os.path.exists(name))
             hint = f"; for a file or folder: {self._section}: {{path: {short_repr(name)}}}" if is_file else ""
-            raise ConfigError(unknown(self.kind, name, list(self)) + hint)
+            raise ConfigError(format_unknown_name(self.kind, name, list(self)) + hint)
         try:
             self._loaded[name] = self._accept(outside.load(reference))
         except ConfigError as error:
@@ -110,7 +110,7 @@ def _owner(point: EntryPoint | None) -> str:
     return f"the package {point.dist.name}" if point.dist else point.value
 
 
-def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Callable[[object], Any]:
+def accept_subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Callable[[object], Any]:
     """Make an `accept` for subclasses of `base` that have the class attributes `needed`.
 
     Their methods must take the arguments that `base` declares; those named in `of_client` may take `client` as well, by
@@ -140,7 +140,7 @@ def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Calla
     return accept
 
 
-def function(*arguments: str, returns: str) -> Callable[[object], Any]:
+def accept_function(*arguments: str, returns: str) -> Callable[[object], Any]:
     """Make an `accept` for functions with exactly these arguments; its error says what they must return."""
 
     def accept(value: object) -> Any:

@@ -18,7 +18,7 @@ _SHARDS = "shards"  # the only folder in a run
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def not_through_a_link(name: str, flags: int) -> int:
+def open_without_links(name: str, flags: int) -> int:
     """An `opener` for `open` that follows no link at the path itself."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
@@ -44,7 +44,7 @@ def check_folders(run: Path) -> None:
     check_folder(run / _SHARDS)
 
 
-def opened(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a file of a run for reading; raises as `check`."""
     check_folder(path.parent)
     try:
@@ -63,7 +63,7 @@ def opened(path: Path) -> BinaryIO:
 
 def read(path: Path, most: int = MOST_TEXT) -> bytes:
     """Read a file of a run; raises as `check`, and if it has more than `most` bytes."""
-    with opened(path) as file:
+    with open_regular(path) as file:
         return read_some(file, path, most)
 
 

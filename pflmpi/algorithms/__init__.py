@@ -34,7 +34,7 @@ from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.algorithms.pfedme import PFedMe
 from pflmpi.algorithms.pfedpm import PFedPM
 from pflmpi.algorithms.scaffold import Scaffold
-from pflmpi.registry import Registry, subclass
+from pflmpi.registry import Registry, accept_subclass
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithm",
@@ -77,5 +77,5 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "scaffold": Scaffold,
     },
     group="pflmpi.algorithms",
-    accept=subclass(Algorithm, "summary", "paper", of_client=("init_client", "init_received")),
+    accept=accept_subclass(Algorithm, "summary", "paper", of_client=("init_client", "init_received")),
 )

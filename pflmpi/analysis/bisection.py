@@ -9,7 +9,7 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import add_later_defaults
 from pflmpi.analysis.run import Run
-from pflmpi.config.sections import by_key, differing
+from pflmpi.config.sections import by_key, find_differences
 from pflmpi.errors import CheckpointError
 from pflmpi.store import run_folder
 
@@ -85,7 +85,9 @@ def differing_arrays(first: Checkpoint, second: Checkpoint) -> tuple[list[str], 
         CheckpointError: a file is damaged.
     """
     clients: dict[int, list[str]] = {}
-    length = min(run_folder.block_length(checkpoint.run, checkpoint.number) for checkpoint in (first, second))
+    length = min(
+        run_folder.count_clients_per_block(checkpoint.run, checkpoint.number) for checkpoint in (first, second)
+    )
     for start in range(0, max(first.num_clients, second.num_clients), length):
         first_states = _read_states(first, start, length)
         second_states = _read_states(second, start, length)
@@ -98,7 +100,7 @@ def differing_arrays(first: Checkpoint, second: Checkpoint) -> tuple[list[str], 
 def _read_states(checkpoint: Checkpoint, start: int, length: int) -> dict[int, dict[str, np.ndarray]]:
     """The state of a block of clients, by id and path."""
     ids = np.arange(start, min(start + length, checkpoint.num_clients))
-    return run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
+    return run_folder.split_by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
 
 
 def _find_differing_paths(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[str]:
@@ -113,6 +115,6 @@ def _bits(array: np.ndarray | None) -> Any:
 def differing_settings(first: Run, second: Run) -> Iterator[tuple[str, Any, Any]]:
     """Yields the key and both values of what differs in configuration, hashes of data and code, device and versions."""
     sides = [add_later_defaults(by_key(run.config)) for run in (first, second)]
-    for key, (old, new) in differing(*sides).items():
+    for key, (old, new) in find_differences(*sides).items():
         if key not in _IDENTITY:
             yield key, old, new

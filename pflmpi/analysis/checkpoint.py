@@ -14,7 +14,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Personal
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_of, round_path
@@ -126,7 +126,7 @@ class Checkpoint:
         """
         by_name = self._read_description("diagnostics", diagnostics.from_json)
         for name in by_name:
-            if not diagnostics.NAME.fullmatch(name):  # names become file names
+            if not diagnostics.DIAGNOSTIC_NAME.fullmatch(name):  # names become file names
                 raise CheckpointError(
                     f"{self.path} cannot be read: a diagnostic is named {short_repr(name)}; names have lower-case "
                     "letters, digits and underscores; put a good copy in its place"
@@ -258,7 +258,7 @@ class Leaves(Mapping[str, LeafRows]):
     def __getitem__(self, path: str) -> LeafRows:
         name = path if path in self._leaves else path.replace(".", "/")
         if name not in self._leaves:
-            raise KeyError(unknown("leaf", path, list(self)))
+            raise KeyError(format_unknown_name("leaf", path, list(self)))
         return self._leaves[name]
 
     def __iter__(self) -> Iterator[str]:

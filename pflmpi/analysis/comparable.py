@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.selection import NamedRun, SeedGroup, label_groups, spread_over
-from pflmpi.config.sections import by_key, differing
+from pflmpi.analysis.selection import NamedRun, SeedGroup, label_groups, pick_evenly_spaced
+from pflmpi.config.sections import by_key, find_differences
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig
-from pflmpi.store.checked_hdf5 import truncated_problem
+from pflmpi.store.checked_hdf5 import find_truncation
 from pflmpi.store.names import round_path
 
 _IRRELEVANT_SECTIONS = ("recorded", "runtime", "output", "checkpoint")  # results do not depend on them
@@ -54,7 +54,7 @@ def open_comparable_runs(paths: Sequence[Path], step: Callable[[], None]) -> tup
     return runs, problems
 
 
-def main_measure(runs: Sequence[Run]) -> MainMeasure:
+def choose_main_measure(runs: Sequence[Run]) -> MainMeasure:
     """The measure by which runs are compared: the first main measure of any run that all tested runs have.
 
     If they share none of these it is accuracy or the test loss.
@@ -88,9 +88,9 @@ def why_incomparable(first: Run, other: Run) -> str | None:
 
 def find_damage(run: Run) -> list[str]:
     """What a report leaves out of a run and why: damaged or foreign checkpoints, unreadable metrics or partition."""
-    damaged = [problem for number in run.rounds if (problem := truncated_problem(round_path(run.path, number)))]
+    damaged = [problem for number in run.rounds if (problem := find_truncation(round_path(run.path, number)))]
     unreadable = []
-    for number in spread_over(run.rounds):
+    for number in pick_evenly_spaced(run.rounds):
         if problems := [problem for path, problem in run.problems(number).items() if path.exists()]:
             damaged += problems
         elif isinstance(metric := run.metric_or_problem(run.main_measure.of_clients, number), str):
@@ -107,7 +107,7 @@ def find_damage(run: Run) -> list[str]:
 
 def _format_differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
     """The options of some sections in which two runs differ, as text; None if there are none."""
-    options = differing(decisive_options(first), decisive_options(other)).items()
+    options = find_differences(collect_decisive_options(first), collect_decisive_options(other)).items()
     texts = [f"{key} is {b!r} and not {a!r}" for key, (a, b) in options if key.partition(".")[0] in sections]
     return ", ".join(texts) or None
 
@@ -124,10 +124,10 @@ TextsByOption = dict[str, list[str]]  # option -> a text for each run
 
 def differing_options(runs: Sequence[Run]) -> TextsByOption:
     """The options in which runs differ, with the value of each run."""
-    options = [decisive_options(run) for run in runs]
+    options = [collect_decisive_options(run) for run in runs]
     keys = dict.fromkeys(key for run_options in options for key in run_options)
     return {
-        key: [yaml_text(run_options[key]) if key in run_options else _UNKNOWN for run_options in options]
+        key: [format_yaml(run_options[key]) if key in run_options else _UNKNOWN for run_options in options]
         for key in keys
         if any(key not in run_options or run_options[key] != options[0].get(key) for run_options in options)
     }
@@ -142,12 +142,12 @@ def list_compared_options(runs: Sequence[Run]) -> TextsByOption:
     }
 
 
-def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
+def group_by_seed(runs: Sequence[NamedRun]) -> list[SeedGroup]:
     """Groups the runs that differ only in the seed; runs with the same seed are in different groups."""
     groups: dict[tuple[str, int], list[NamedRun]] = {}
     repeats = Counter[tuple[str, str]]()
     for named_run in runs:
-        options = decisive_options(named_run.run)
+        options = collect_decisive_options(named_run.run)
         seed = str(options.pop("seed", None))
         settings = json.dumps(options, sort_keys=True, default=str)
         groups.setdefault((settings, repeats[settings, seed]), []).append(named_run)
@@ -155,7 +155,7 @@ def seed_groups(runs: Sequence[NamedRun]) -> list[SeedGroup]:
     return label_groups(list(groups.values()))
 
 
-def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:
+def describe_unequal_lengths(groups: Sequence[SeedGroup]) -> list[str]:
     """For each group whose seeds have different numbers of rounds a line that says what is averaged."""
     return [
         f"{group.label}: its seeds have {' and '.join(map(str, group.lengths))} rounds; tables have the mean over the "
@@ -165,7 +165,7 @@ def unlike_lengths(groups: Sequence[SeedGroup]) -> list[str]:
     ]
 
 
-def decisive_options(run: Run) -> dict[str, Any]:
+def collect_decisive_options(run: Run) -> dict[str, Any]:
     """The options that affect the results of a run, by `section.key`, with hashes of the user's files and code."""
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
     files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _list_user_files(run)}
@@ -201,7 +201,7 @@ def _defaults() -> dict[str, Any]:
     return {**keys, "model.cache_features": False, "partition.draw": "run"}
 
 
-def yaml_text(value: object) -> str:
+def format_yaml(value: object) -> str:
     """A value as in YAML."""
     if value is None:
         return "null"

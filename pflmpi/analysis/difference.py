@@ -35,7 +35,7 @@ class Change:
     largest_client: int | None = None
 
 
-def difference(
+def compute_changes(
     before: Checkpoint, after: Checkpoint, step: Callable[[int, int], None] = lambda done, all: None
 ) -> list[Change]:
     """The change of every leaf between two rounds of a run, including leaves that did not change.

@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.comparable import seed_groups
+from pflmpi.analysis.comparable import group_by_seed
 from pflmpi.analysis.drawing.charts import build_chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, downsample
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, SeedGroup, named, spread_over
+from pflmpi.analysis.selection import NamedRun, SeedGroup, name_runs, pick_evenly_spaced
 from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
 from pflmpi.errors import CheckpointError
 
@@ -80,7 +80,9 @@ def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:
     problems: list[str] = []
     makers: dict[str, Callable[[], Plots]] = {
         "Diagnostics": lambda: diagnostics.plot_diagnostics(checkpoints),
-        "Similarity of the clients' layers": lambda: similarity.plot_cosines(spread_over(checkpoints, _MOST_MODELS)),
+        "Similarity of the clients' layers": lambda: similarity.plot_cosines(
+            pick_evenly_spaced(checkpoints, _MOST_MODELS)
+        ),
         "CKA of the clients' layers": lambda: similarity.plot_cka(run),
         clients.CONFUSION: lambda: [clients.plot_confusion(run)],
     }
@@ -96,7 +98,7 @@ def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:
 def _open_intact_checkpoints(run: Run) -> list[Checkpoint]:
     """Some evenly spaced checkpoints of a run, ascending, without damaged ones."""
     checkpoints = []
-    for number in spread_over(run.rounds):
+    for number in pick_evenly_spaced(run.rounds):
         with suppress(CheckpointError):  # `comparable.find_damage` reports them
             checkpoints.append(run.round(number))
     return checkpoints
@@ -174,7 +176,7 @@ class Figures:
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = named(runs)
+        self._runs = name_runs(runs)
 
     def accuracy(self) -> Any:
         """Mean accuracy over clients by round, or the main measure of the runs if it is another."""
@@ -186,7 +188,7 @@ class Figures:
 
     def all(self) -> dict[str, Any]:
         """Every figure of a report by name, such as "partition"; figures of checkpoints are those of the first run."""
-        sections = make_comparison_figures(self._runs, seed_groups(self._runs))
+        sections = make_comparison_figures(self._runs, group_by_seed(self._runs))
         run_figures, _ = make_run_figures(self._runs[0])
         plots = [*chain.from_iterable(sections.values()), *run_figures]
         return {plot.name: _to_altair(plot) for plot in plots if not isinstance(plot, Missing)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file, metrics_file, module_file, partition_file, probe_file, verify
-from pflmpi.store.checked_hdf5 import damage, damaged_arrays
+from pflmpi.store.checked_hdf5 import damaged_arrays, find_damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.text import for_shell
 
@@ -67,7 +67,7 @@ def _find_problems(run: Path, path: Path, good: set[Path]) -> list[str]:
             raise CheckpointError(
                 f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
             )
-        stored.verified(run)
+        stored.read_verified(run)
         return []
     if path == partition_file.path(run):
         verify.partition(run, stored.read(run)["recorded"])
@@ -79,7 +79,7 @@ def _find_problems(run: Path, path: Path, good: set[Path]) -> list[str]:
         raise CheckpointError(f"{path} is a link to nothing; put the file there, or delete the link")
     number, probed = (of(path.name) if path.parent == run else None for of in (round_of, probe_file.round_of))
     if number is None:
-        problem = damage(path) if probed is None else probe_file.damage(run, probed)
+        problem = find_damage(path) if probed is None else probe_file.find_damage(run, probed)
         return [problem] if problem else damaged_arrays(path)
     problems = verify.checkpoint(run, number, whole=True, intact=good)
     if path in problems:

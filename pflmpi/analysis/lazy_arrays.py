@@ -12,7 +12,7 @@ from xarray.core import indexing
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 from pflmpi.store import run_folder
 
 _SERVER = "server/"  # prefix of the paths of the server's state
@@ -44,7 +44,7 @@ def open_dataset(
     variables = {}
     for path in paths:
         if path not in known:
-            raise ConfigError(unknown("leaf", path, known))
+            raise ConfigError(format_unknown_name("leaf", path, known))
         axes, shape, dtype = arrays[path]
         if not path.startswith(_SERVER):
             coordinates[axes[0]] = first.clients[path].clients

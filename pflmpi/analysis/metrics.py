@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pflmpi.errors import ConfigError
-from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
-from pflmpi.registry import unknown
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, choose_judging_column, lower_is_better
+from pflmpi.registry import format_unknown_name
 from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_repr
@@ -49,17 +49,17 @@ def find_best_round(
     Args:
         rounds: mask or slice of the rounds to choose from; the returned index counts these.
     """
-    judge = columns[judged_by(measure.column, columns)]
+    judge = columns[choose_judging_column(measure.column, columns)]
     values = np.where(np.isnan(columns[measure.column]), np.nan, judge)[rounds]
     if np.isnan(values).all():
         return None
     return int(np.nanargmin(values) if measure.lower else np.nanargmax(values))
 
 
-def interval(values: ArrayLike) -> np.ndarray:
+def compute_margin_of_error(values: ArrayLike) -> np.ndarray:
     """Half the width of the confidence interval (Student's t) of the mean of values [n, ...], n > 1; [...].
 
-    >>> round(float(interval([1.0, 2.0, 3.0])), 4)  # 4.3027 / sqrt(3)
+    >>> round(float(compute_margin_of_error([1.0, 2.0, 3.0])), 4)  # 4.3027 / sqrt(3)
     2.4841
     """
     values = np.asarray(values)
@@ -102,7 +102,7 @@ def compute_cost_to(columns: Mapping[str, np.ndarray], target: float, metric: st
         ConfigError: there is no such column, or the target is impossible for it.
     """
     if metric not in columns:
-        raise ConfigError(unknown("column of metrics.csv", metric, list(columns)))
+        raise ConfigError(format_unknown_name("column of metrics.csv", metric, list(columns)))
     check_target("target", target, metric)
     values = columns[metric]
     reached = np.flatnonzero(

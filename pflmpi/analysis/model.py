@@ -46,7 +46,7 @@ def read_client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[C
         CheckpointError: a file is damaged (everything that is read is checked).
     """
     ids = np.array(clients)
-    kept = run_folder.by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
+    kept = run_folder.split_by_client(run_folder.read_clients(checkpoint.run, checkpoint.number, ids))
     newest = run_folder.read_received(checkpoint.run, checkpoint.number, ids)
     states = []
     for row, client in enumerate(clients):
@@ -100,7 +100,7 @@ def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, np.asarray(value)
 
 
-def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -> Flat:
+def read_client_state_dict(checkpoint: Checkpoint, client: int, leaf: str | None = None) -> Flat:
     """The model that a client predicts with, or a part of its state, with the names of a state dict.
 
     Args:
@@ -124,8 +124,8 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
     return _build_state_dict(checkpoint, client, assemble_model(checkpoint, personal, state), head)
 
 
-def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
-    """The server's state, or a part of it, with the names of a state dict; see `client_state`."""
+def read_server_state_dict(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
+    """The server's state, or a part of it, with the names of a state dict; see `read_client_state_dict`."""
     return to_module_names(_select_part(checkpoint.server, leaf or ".", "the server keeps"))
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pflmpi.analysis.selection import spread_over
+from pflmpi.analysis.selection import pick_evenly_spaced
 from pflmpi.text import format_csv
 
 Line = Sequence[str | int | float]
@@ -294,7 +294,7 @@ def _add_note(plot: _Kind, note: str) -> _Kind:
 def _downsample_curve(curve: Curve, most: int) -> Curve:
     """Keeps at most `most` evenly spaced points, and the highlighted one."""
     marked = [] if curve.mark is None else [curve.mark]
-    indices = sorted({*spread_over(range(len(curve.x)), most), *marked})
+    indices = sorted({*pick_evenly_spaced(range(len(curve.x)), most), *marked})
     arrays = {
         name: values[indices]
         for name in ("x", "y", "low", "high", "points")
@@ -316,7 +316,7 @@ def _downsample_matrices(plot: Matrices) -> Matrices:
         count = min(len(candidates), max(2, int(len(candidates) * share)))
         if len(plot.panels) == 1 and not square:  # rather rows with a value
             candidates = np.flatnonzero(~np.isnan(panel.values).all(1)).tolist() or candidates
-        rows = spread_over(candidates, count)
+        rows = pick_evenly_spaced(candidates, count)
         columns = rows if square else list(range(len(panel.columns)))
         names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
         panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
@@ -326,5 +326,5 @@ def _downsample_matrices(plot: Matrices) -> Matrices:
 
 
 def _downsample_cloud(cloud: Cloud, share: float) -> Cloud:
-    indices = spread_over(range(len(cloud.classes)), max(1, int(share * len(cloud.classes))))
+    indices = pick_evenly_spaced(range(len(cloud.classes)), max(1, int(share * len(cloud.classes))))
     return Cloud(cloud.title, cloud.points[indices], cloud.classes[indices], cloud.clients[indices])

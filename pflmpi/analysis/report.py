@@ -9,12 +9,18 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.analysis import figures, summary
-from pflmpi.analysis.comparable import main_measure, open_comparable_runs, seed_groups, unlike_lengths, yaml_text
+from pflmpi.analysis.comparable import (
+    choose_main_measure,
+    describe_unequal_lengths,
+    format_yaml,
+    group_by_seed,
+    open_comparable_runs,
+)
 from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
-from pflmpi.analysis.selection import NamedRun, SeedGroup, named
+from pflmpi.analysis.selection import NamedRun, SeedGroup, name_runs
 from pflmpi.analysis.series.clients import describe_gains, plot_single_clients
 from pflmpi.analysis.summary import Line, Value
 from pflmpi.config.sections import by_key
@@ -59,10 +65,10 @@ def write_report(
     readable_runs, problems = open_comparable_runs(paths, step)
     if not readable_runs:
         raise CheckpointError("; ".join(problems))
-    runs = named(readable_runs)
-    groups = seed_groups(runs)
+    runs = name_runs(readable_runs)
+    groups = group_by_seed(runs)
     total += len(groups[: figures.MOST_DETAILED])
-    with atomic.refusing(f"the report in {out}", "choose another --out"):
+    with atomic.as_config_error(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         old_page = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
@@ -96,11 +102,11 @@ def _build_sections(
         details: the figures of the first run of each of the first groups.
         draw: draws figures into a folder.
     """
-    measure = main_measure([named_run.run for named_run in runs])
+    measure = choose_main_measure([named_run.run for named_run in runs])
     sentences = [sentence for named_run in runs for sentence in _describe_run(named_run, runs)]
-    sentences += [f"{line}." for line in unlike_lengths(groups)]
+    sentences += [f"{line}." for line in describe_unequal_lengths(groups)]
     text = " ".join([*sentences, describe_gains(runs)])
-    table = build_runs_table(summary.over_seeds(runs, lines), measure.lower)
+    table = build_runs_table(summary.average_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", summary.describe_columns(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.make_multiples([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
@@ -174,7 +180,7 @@ def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str
     if why := run.stopped_early:
         last, rounds = int(run.columns["round"][-1]), run.config["training"]["rounds"]
         yield f"{label} stopped early after round {last} of {rounds}: {why}."
-    if usage := job_file.usage(run.path):
+    if usage := job_file.compute_usage(run.path):
         yield f"{label} used {usage}."
     for other in runs if named_run.first else ():
         if run.shared_rounds(other.run):
@@ -219,8 +225,8 @@ def build_runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
     Args:
         lower: whether lower values of the main measure are better.
     """
-    lines = [{name: line[name] for name in line if summary.column_of(name) not in _NOT_ON_PAGE} for line in lines]
-    rows = summary.for_readers(lines)
+    lines = [{name: line[name] for name in line if summary.strip_measure(name) not in _NOT_ON_PAGE} for line in lines]
+    rows = summary.format_lines(lines)
     folders = _shorten_folders([row.pop("folder") for row in rows])
     columns = [*rows[0], "folder"]
     value_columns = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in order of `columns`
@@ -239,7 +245,7 @@ def _choose_columns(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -
     """The columns that a reader sees at first."""
     options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
     candidates = [*_FIRST, *[name for name in options if all(row[name] for row in rows)][:_MOST_OPTIONS]]
-    has_validation = "validation" in map(summary.column_of, columns)
+    has_validation = "validation" in map(summary.strip_measure, columns)
     starts = ("best (", *_NEXT) if has_validation else _NEXT  # then no test sample chose the best round
     candidates += [next((name for name in columns if name.startswith(start)), "") for start in starts]
     return [name for name in dict.fromkeys(candidates) if name in columns][:_MOST_COLUMNS]
@@ -248,7 +254,7 @@ def _choose_columns(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -
 def _find_best_rows(name: str, values: Sequence[Value], lower: bool) -> list[int]:
     """The rows with the best value of a column; none if fewer than two have a value, or no direction is better."""
     known = {row: value for row, value in enumerate(values) if not isinstance(value, str) and value == value}
-    if summary.column_of(name) in _LIKE_MAIN_MEASURE:
+    if summary.strip_measure(name) in _LIKE_MAIN_MEASURE:
         lower_is_better = lower
     elif name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
         lower_is_better = name.startswith(_LOWER_IS_BETTER)
@@ -265,7 +271,7 @@ def build_settings_table(runs: Sequence[NamedRun]) -> PageTable:
     owners: dict[str, dict[str, list[str]]] = {}  # key -> value -> labels
     for named_run in runs:
         for key, value in by_key(named_run.run.config).items():
-            owners.setdefault(key, {}).setdefault(yaml_text(value), []).append(named_run.label)
+            owners.setdefault(key, {}).setdefault(format_yaml(value), []).append(named_run.label)
     rows = [
         (key, value, "all" if len(labels) == len(runs) else join_truncated(labels, _MOST_OWNERS))
         for key, values in owners.items()

@@ -22,7 +22,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import MainMeasure, main_measure
 from pflmpi.store import run_folder, verify
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.verify import Metrics, elsewhere
+from pflmpi.store.verify import Metrics, explain_not_a_run
 from pflmpi.text import format_ranges, short_name
 
 if TYPE_CHECKING:  # these need torch or an extra
@@ -236,7 +236,7 @@ class Run:
         Raises:
             UserError: pandas is not installed; metrics are damaged.
         """
-        frame: pandas.DataFrame = needed("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
+        frame: pandas.DataFrame = import_extra("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
         return frame
 
     def clients_table(self, rounds: Iterable[int] | None = None) -> "pandas.DataFrame":
@@ -254,7 +254,7 @@ class Run:
         Raises:
             UserError: pandas is not installed; there is no such round; a file is damaged.
         """
-        pd = needed("pandas", "clients_table()", "pandas")
+        pd = import_extra("pandas", "clients_table()", "pandas")
         numbers = self._checkpoint_rounds(rounds)
         frames = [pd.DataFrame(build_client_columns(self.round(number))) for number in numbers]
         table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
@@ -280,7 +280,7 @@ class Run:
             UserError: xarray is not installed; there is no such round or leaf. When values are read: a file is damaged,
                 or a leaf has another shape than in the first round.
         """
-        lazy_arrays = needed("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
+        lazy_arrays = import_extra("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
         paths = [leaves] if isinstance(leaves, str) else leaves
         arrays: xarray.Dataset = lazy_arrays.open_dataset(self.round, self._checkpoint_rounds(rounds), paths)
         return arrays
@@ -358,9 +358,9 @@ class Run:
     def _experiment(self) -> "Experiment":
         import torch
 
-        from pflmpi.experiment.restore import reopened
+        from pflmpi.experiment.restore import reopen
 
-        return reopened(self.path, (), torch.device("cpu"))
+        return reopen(self.path, (), torch.device("cpu"))
 
     def fork(
         self,
@@ -421,7 +421,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     folder = as_path("path", path)
     if not folder.is_dir():
         raise CheckpointError(
-            elsewhere(folder)
+            explain_not_a_run(folder)
             or f"{folder} is a checkpoint in one file, and no run; `pflmpi inspect` and h5py read it, everything else "
             "needs the folder of the run"
         )
@@ -429,13 +429,13 @@ def open_run(path: str | PathLike[str]) -> Run:
         regular_file.check_folders(folder)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
-    config, notes = stored.verified(folder)
+    config, notes = stored.read_verified(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return Run(folder, config, short_name(str(name or folder.name)), tuple(notes))
 
 
-def needed(module: str, what: str, library: str) -> Any:
+def import_extra(module: str, what: str, library: str) -> Any:
     """Imports a module that needs a library of the extra `analysis`.
 
     Args:

@@ -9,11 +9,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from pflmpi.analysis.comparable import decisive_options
-from pflmpi.analysis.run import Run, needed, open_run
+from pflmpi.analysis.comparable import collect_decisive_options
+from pflmpi.analysis.run import Run, import_extra, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.store import config_file
 from pflmpi.store.names import SHARDS
 from pflmpi.text import join_truncated, printable
@@ -62,7 +62,7 @@ class Runs(tuple[Run, ...]):
         """Joins a table of each run into one, with the folder and the differing options as first columns."""
         import pandas
 
-        options = [dict(_flatten(decisive_options(run))) for run in self]
+        options = [dict(_flatten(collect_decisive_options(run))) for run in self]
         first = options[0] if options else {}
         keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
         columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
@@ -85,12 +85,12 @@ class Runs(tuple[Run, ...]):
         Raises:
             UserError: pandas is not installed.
         """
-        from pflmpi.analysis.selection import named
-        from pflmpi.analysis.summary import over_seeds, summarize_runs
+        from pflmpi.analysis.selection import name_runs
+        from pflmpi.analysis.summary import average_seeds, summarize_runs
 
-        runs = named(self)
-        lines = over_seeds(runs, summarize_runs(runs, targets))
-        return needed("pandas", "summary()", "pandas").DataFrame(lines).replace("", None)
+        runs = name_runs(self)
+        lines = average_seeds(runs, summarize_runs(runs, targets))
+        return import_extra("pandas", "summary()", "pandas").DataFrame(lines).replace("", None)
 
     @property
     def figures(self) -> "Figures":
@@ -112,7 +112,7 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
         CheckpointError: no run matches, or a folder in the list is no run.
     """
     if isinstance(paths, str | PathLike):
-        runs = [open_run(path) for path in map(Path, sorted(glob(str(expanded(paths))))) if is_run(path)]
+        runs = [open_run(path) for path in map(Path, sorted(glob(str(expand_path(paths))))) if is_run(path)]
         if not runs:
             raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
         return Runs(runs)
@@ -126,7 +126,7 @@ def is_run(folder: Path) -> bool:
     return config_file.path(folder).exists() or (folder / SHARDS).is_dir()
 
 
-def runs_in(folder: Path) -> list[Path]:
+def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else all runs below it, sorted.
 
     Runs that a sweep has set aside are left out. Links to runs count as runs. Links to other folders are not followed,

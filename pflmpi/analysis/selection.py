@@ -37,7 +37,7 @@ class NamedRun:
     first: int = 0
 
 
-def named(runs: Sequence[Run]) -> list[NamedRun]:
+def name_runs(runs: Sequence[Run]) -> list[NamedRun]:
     """Labels runs by their algorithm, and runs with the same algorithm also by the part of their paths that differs.
 
     Up to `MOST_STYLES` runs have a legend entry each; if there are more, those of an algorithm share one.
@@ -53,10 +53,10 @@ def named(runs: Sequence[Run]) -> list[NamedRun]:
     return named_runs
 
 
-def spread_over(items: Sequence[T] | np.ndarray, most: int = MOST_ROUNDS) -> list[T]:
+def pick_evenly_spaced(items: Sequence[T] | np.ndarray, most: int = MOST_ROUNDS) -> list[T]:
     """At most `most` of the items, evenly spaced, including the first and the last.
 
-    >>> spread_over([1, 2, 3, 4, 5], 3)
+    >>> pick_evenly_spaced([1, 2, 3, 4, 5], 3)
     [1, 3, 5]
     """
     if len(items) <= most:
@@ -74,7 +74,7 @@ def choose_clients(checkpoint: Checkpoint, most: int = MOST_CLIENTS) -> np.ndarr
         candidates = members
         if len(members) > MOST_CLIENTS and checkpoint.trained[members].sum() > 1:
             candidates = members[checkpoint.trained[members]]
-        chosen += spread_over(spread_over(candidates, MOST_CLIENTS), most)
+        chosen += pick_evenly_spaced(pick_evenly_spaced(candidates, MOST_CLIENTS), most)
     return np.sort(chosen)
 
 
@@ -88,7 +88,7 @@ def describe_chosen_clients(checkpoint: Checkpoint, clients: np.ndarray) -> str:
 
 def pick_first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The first, the middle and the last of the checkpoints; round 0 only if there is no other."""
-    return spread_over([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
+    return pick_evenly_spaced([checkpoint for checkpoint in checkpoints if checkpoint.number > 0] or checkpoints, 3)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.comparable import list_compared_options, main_measure, seed_groups
+from pflmpi.analysis.comparable import choose_main_measure, group_by_seed, list_compared_options
 from pflmpi.analysis.metrics import compute_cost_to, find_best_round, find_last_value
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import compute_gains_over_local
-from pflmpi.learning.main_measure import ACCURACY, MainMeasure, of_validation
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, to_validation_name
 from pflmpi.text import scaled_bytes
 
 Value = str | int | float
@@ -44,10 +44,10 @@ def describe_columns(measure: MainMeasure) -> str:
     )
 
 
-def column_of(name: str) -> str:
+def strip_measure(name: str) -> str:
     """The name of a column without the name or unit of the main measure.
 
-    >>> column_of("best (rmse)"), column_of("lowest 10 % (%)"), column_of("time (s)")
+    >>> strip_measure("best (rmse)"), strip_measure("lowest 10 % (%)"), strip_measure("time (s)")
     ('best', 'lowest 10 %', 'time (s)')
     """
     name = name.removesuffix(f" {_STD}")
@@ -63,7 +63,7 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
     """
     plain_runs = [named_run.run for named_run in runs]
     gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
-    options, measure = list_compared_options(plain_runs), main_measure(plain_runs)
+    options, measure = list_compared_options(plain_runs), choose_main_measure(plain_runs)
     gain_column = "gain over local" if measure == ACCURACY else f"gain over local ({_unit(measure)})"
     lines: list[Line] = []
     for index, named_run in enumerate(runs):
@@ -71,7 +71,7 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
         has_gain = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[index] for key, texts in options.items()}
-        line |= results(run, measure)
+        line |= summarize_run(run, measure)
         line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
         line["clients below local"] = int((gain < 0).sum()) if has_gain else ""
         for target in targets:
@@ -80,18 +80,18 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
             line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
             line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
         lines.append(line)
-    optional = [name for name in lines[0] if column_of(name) in _OPTIONAL]
+    optional = [name for name in lines[0] if strip_measure(name) in _OPTIONAL]
     empty = [name for name in optional if all(str(line[name]) in ("", "nan") for line in lines)]
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
 
-def over_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
+def average_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
     """A line for each group of runs that differ only in the seed, with means, and standard deviations as `NAME ±`.
 
     Args:
         lines: the lines of the runs; returned unchanged if no two runs differ only in the seed.
     """
-    groups, line_of = seed_groups(runs), dict(zip(runs, lines, strict=True))
+    groups, line_of = group_by_seed(runs), dict(zip(runs, lines, strict=True))
     if len(groups) == len(runs):
         return list(lines)
     merged: list[Line] = []
@@ -119,7 +119,7 @@ def _average_column(name: str, values: Sequence[Value]) -> Line:
     return mean
 
 
-def results(run: Run, measure: MainMeasure = ACCURACY) -> Line:
+def summarize_run(run: Run, measure: MainMeasure = ACCURACY) -> Line:
     """The results of a run by column, those of `measure` first.
 
     Raises:
@@ -160,7 +160,7 @@ def _main_measure_columns(run: Run, measure: MainMeasure, last: Mapping[str, flo
     best_round: Value = ""
     if run.has(measure) and (index := find_best_round(columns, measure=measure)) is not None:
         best = float(columns[measure.column][index])
-        if (validation_column := of_validation(measure.column)) in columns:
+        if (validation_column := to_validation_name(measure.column)) in columns:
             validation = float(columns[validation_column][index])
         best_round = int(columns["round"][index])
     clients = run.final(measure)
@@ -204,11 +204,11 @@ def _format_value(column: str, value: Value) -> str:
     if math.isnan(value):
         return ""
     name = column.removesuffix(f" {_STD}")
-    has_four_digits = name in _FOUR_DIGITS or (column_of(name) != name and not name.endswith("%)"))
+    has_four_digits = name in _FOUR_DIGITS or (strip_measure(name) != name and not name.endswith("%)"))
     return f"{value:.{4 if has_four_digits else 2}f}"
 
 
-def for_readers(lines: Sequence[Line]) -> list[dict[str, str]]:
+def format_lines(lines: Sequence[Line]) -> list[dict[str, str]]:
     """Formats lines with bytes in a common unit, named in the column, and means with their deviations in one cell."""
     scaled: list[Line] = [{} for _ in lines]
     for name in lines[0]:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import main_measure, select_decisive_options
+from pflmpi.analysis.comparable import choose_main_measure, select_decisive_options
 from pflmpi.analysis.metrics import CostTo, compute_cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key, differing, section
+from pflmpi.config.sections import by_key, find_differences, section
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.learning.main_measure import ACCURACY, MainMeasure, judged_by, lower_is_better
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, choose_judging_column, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.outside import is_reference
 from pflmpi.runtime.config import FREE_ON_RESUME
@@ -75,8 +75,7 @@ _AGGREGATES = {  # suffix of a column -> description
 
 
 def metric_of(name: str | None) -> Metric:
-    """The metric that a table file names: one of `METRICS`, or a column of `evaluation.measures`; None: mean "
-    "accuracy."""
+    """The metric that a table file names: one of `METRICS`, or a column of `evaluation.measures`; None: accuracy."""
     if metric := METRICS.get(name or "mean"):
         return metric
     base, _, aggregate = str(name).rpartition("_")
@@ -85,20 +84,20 @@ def metric_of(name: str | None) -> Metric:
     return Metric(f"{measure.words}, {_AGGREGATES[aggregate]}", str(name), unit, measure.scale, digits=digits)
 
 
-def with_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> SweepTable:
+def fill_in_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> SweepTable:
     """The table with a metric: the main measure of its runs, if the table file names none.
 
     Args:
-        cells, out: see `entries`.
+        cells, out: see `compute_entries`.
     """
     if table.metric is not None:
         return table
     runs = []
     for cell in cells:
-        with suppress(CheckpointError):  # `entries` reports it
+        with suppress(CheckpointError):  # `compute_entries` reports it
             if (run := open_run(cell.run(out))).columns["round"].size:
                 runs.append(run)
-    return table.model_copy(update={"metric": metric_name(main_measure(runs))})
+    return table.model_copy(update={"metric": metric_name(choose_main_measure(runs))})
 
 
 def metric_name(measure: MainMeasure) -> str:
@@ -178,7 +177,7 @@ class _SeedRun:
     problem: str = ""
 
 
-def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
+def compute_entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     """An entry for each row and column of the table, in order.
 
     Args:
@@ -192,7 +191,7 @@ def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     ]
 
 
-def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
+def pick_value(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
     """The value of one run that a table shows; accuracies are in percent, NaN if the run has no value.
 
     Args:
@@ -206,9 +205,9 @@ def pick(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> 
         return math.nan
     if figure == "best20":
         latest = np.flatnonzero(evaluated)[-20:]
-        return pick({name: column[latest] for name, column in columns.items()}, metric, "best")
+        return pick_value({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
-        judge = judged_by(shown.judge or shown.column, columns)
+        judge = choose_judging_column(shown.judge or shown.column, columns)
         scores = np.where(evaluated, columns[judge], math.nan)
         if np.isnan(scores).all():
             return math.nan
@@ -246,7 +245,7 @@ def _mark_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
     return result
 
 
-def is_of(cell: Cell, out: Path) -> bool:
+def is_run_of_cell(cell: Cell, out: Path) -> bool:
     """Whether the configuration that a sweep wrote for the run of a cell has the cell's settings."""
     return cell.config(out).exists() and not _find_changes(yaml_file.read(cell.config(out)), cell.raw)
 
@@ -256,14 +255,14 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 
     Missing keys have their defaults, as in `sweep`. Code that only `before` names is not loaded.
     """
-    changes = differing(_list_fixed_settings(before), _list_fixed_settings(now))
+    changes = find_differences(_list_fixed_settings(before), _list_fixed_settings(now))
     olds = [old for old, _ in changes.values()]
     if not olds or any(isinstance(old, list | dict) or is_reference(str(old)) for old in olds):
         return changes
     from pflmpi.config.load import parse  # imports torch, which most tables do not need
 
     with suppress(ConfigError):
-        return differing(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
+        return find_differences(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
     return changes
 
 
@@ -331,9 +330,9 @@ def _matches(expected: Any, value: Any) -> bool:
 
 def _compute_entry(table: SweepTable, row: str, column: str, seeds: Sequence[_SeedRun]) -> Entry:
     runs = [seed.run for seed in seeds if seed.run and seed.finished]
-    values = [pick(run.columns, table.metric, table.figure) for run in runs]
-    last_ten = [pick(run.columns, table.metric, "last10") for run in runs]
-    spread = compute_mean_and_std([pick(run.columns, "spread", "last") for run in runs])
+    values = [pick_value(run.columns, table.metric, table.figure) for run in runs]
+    last_ten = [pick_value(run.columns, table.metric, "last10") for run in runs]
+    spread = compute_mean_and_std([pick_value(run.columns, "spread", "last") for run in runs])
     published, digits = table.published.get(row, {}).get(column), metric_of(table.metric).digits
     hashes = [str(run.recorded.get("partition", ""))[:12] for run in runs]
     return Entry(
@@ -366,7 +365,7 @@ def _list_seed_notes(runs: Sequence[Run], values: Sequence[float]) -> list[str]:
     """In what the finished seeds of a cell are unlike: their code, and whether they have a value."""
     notes = []
     codes = [run.recorded.get("code", {}) for run in runs]
-    if changed := {key for code in codes for key in differing(codes[0], code)}:
+    if changed := {key for code in codes for key in find_differences(codes[0], code)}:
         notes.append(f"the code of {', '.join(sorted(changed))} is not the same in all seeds")
     missing = sum(map(math.isnan, values))
     if 0 < missing < len(values):
@@ -428,7 +427,7 @@ class PrintedTable:
     rows: list[list[str]]
 
 
-def printed(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
+def format_tables(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
     """The tables to print: our values beside the published ones, means of the last ten rounds, costs to the target."""
     metric = metric_of(table.metric)
     unit, is_percent = metric.unit and f", {metric.unit}", metric.unit == "percent"
@@ -472,7 +471,7 @@ def notes(table: SweepTable, entries: Sequence[Entry]) -> list[str]:
 def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as Markdown, with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
-    for matrix in printed(table, entries):
+    for matrix in format_tables(table, entries):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
@@ -481,7 +480,7 @@ def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(table: SweepTable, entries: Sequence[Entry]) -> str:
+def format_entries_csv(table: SweepTable, entries: Sequence[Entry]) -> str:
     """All values as CSV, a line for each row and column of the table."""
     lines = [_build_csv_row(table, entry) for entry in entries]
     return format_csv([list(lines[0]), *(list(line.values()) for line in lines)])
@@ -491,7 +490,7 @@ def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) 
     """The table as LaTeX tabulars for the package booktabs."""
     head = (table.title, table.source, *commands, *notes(table, entries))
     parts = [f"% {line}" for text in head for line in text.splitlines()]
-    for matrix in printed(table, entries):
+    for matrix in format_tables(table, entries):
         parts += ["", f"% {matrix.caption}", *format_tabular(["", *matrix.columns], matrix.rows)]
     return "\n".join(parts) + "\n"
 

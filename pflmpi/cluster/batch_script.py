@@ -44,10 +44,10 @@ def collect_options(options: argparse.Namespace) -> Options:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def effective(options: Options, others: Sequence[str]) -> Options:
+def resolve_options(options: Options, others: Sequence[str]) -> Options:
     """The options that sbatch will see: known ones among the words of `others` override those of `options`.
 
-    >>> effective({"ntasks": "4", "mem": "1G"}, ["-n8", "--exclusive", "--error", "a.err"])
+    >>> resolve_options({"ntasks": "4", "mem": "1G"}, ["-n8", "--exclusive", "--error", "a.err"])
     {'ntasks': '8', 'mem': '1G', 'error': 'a.err'}
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
@@ -94,16 +94,16 @@ def parse_time(text: str) -> int | None:
     return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
-def merged(ours: Options, given: Options, others: Sequence[str]) -> Options:
+def merge_options(ours: Options, given: Options, others: Sequence[str]) -> Options:
     """The options of a job: the user's override ours; name and logs are also taken from the words of `others`.
 
     Patterns in the folder of a log are expanded, because that folder must exist before the job starts, when Slurm has
     not given the job a number yet.
 
-    >>> merged({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
+    >>> merge_options({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
     {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
     """
-    options, last = {**ours, **given}, effective({**ours, **given}, others)
+    options, last = {**ours, **given}, resolve_options({**ours, **given}, others)
     if (folder := last.get("chdir")) != ours.get("chdir"):
         raise ConfigError(
             f"--chdir={folder}: a job works in the folder where it is submitted, from which its configuration, its run "
@@ -129,14 +129,14 @@ def _in_known_folder(kind: str, pattern: str, job_name: str) -> str:
     return f"{folder}{slash}{file}"
 
 
-def ranks(options: Options, threads: int) -> tuple[int | None, str]:
+def count_ranks(options: Options, threads: int) -> tuple[int | None, str]:
     """Number of ranks of a job (None if it depends on the nodes), and the same in words ("" if --ntasks says it).
 
     Args:
-        options: from `effective`.
+        options: from `resolve_options`.
         threads: of a rank.
 
-    >>> ranks({"nodes": "2"}, 1), ranks({"ntasks": "1", "cpus-per-task": "8"}, 2)
+    >>> count_ranks({"nodes": "2"}, 1), count_ranks({"ntasks": "1", "cpus-per-task": "8"}, 2)
     ((2, '2 ranks, 1 on each node'), (4, '4 ranks, which 1 task of 8 cores starts'))
     """
     tasks = options.get("ntasks")

@@ -26,10 +26,10 @@ def expand_pattern(pattern: str, values: Mapping[str, str]) -> str:
     return re.sub(r"%(\d*)([%A-Za-z])", replaced, pattern)
 
 
-def last_error(log: Path) -> str:
+def find_last_error(log: Path) -> str:
     """The last error in a log, or the first about memory, because others follow from it; "" if there is none."""
     try:
-        with regular_file.opened(log) as file:
+        with regular_file.open_regular(log) as file:
             file.seek(max(regular_file.check(log) - _TAIL, 0))
             lines = file.read(_TAIL).decode(errors="replace").splitlines()
     except OSError:

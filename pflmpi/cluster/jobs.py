@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pflmpi.cluster.batch_script import parse_time
-from pflmpi.cluster.job_log import expand_pattern, last_error
+from pflmpi.cluster.job_log import expand_pattern, find_last_error
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
@@ -333,11 +333,11 @@ def find_runs_below(sweep: Path) -> list[Path]:
 
 def find_last_errors(folder: Path) -> list[tuple[str, Path]]:
     """Last error in each log of the newest job submitted for a run or a sweep ("" if there is none), and the log."""
-    submitted = [*job_file.submissions(folder).values()]
+    submitted = [*job_file.read_submissions(folder).values()]
     if not submitted:
         return []
     logs = glob.glob(expand_pattern(glob.escape(submitted[-1].log), {"a": "*", "j": "*"}))
-    return [(last_error(log), log) for log in map(Path, sorted(logs))]
+    return [(find_last_error(log), log) for log in map(Path, sorted(logs))]
 
 
 def find_job_folders(jobs: Iterable[Job]) -> Iterator[Path]:
@@ -359,9 +359,9 @@ def assign_folders(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
     sweeps: dict[str, list[Path]] = {}
     submissions: dict[str, Submission] = {}
     for folder in {os.path.realpath(folder): folder for folder in folders}.values():
-        submissions |= job_file.submissions(folder)
+        submissions |= job_file.read_submissions(folder)
         by_number = runs if os.path.lexists(folder / "config.yaml") else sweeps
-        for number in job_file.read(folder):
+        for number in job_file.read_restarts(folder):
             by_number.setdefault(number, []).append(folder)
     result = []
     for job in jobs:
@@ -387,7 +387,7 @@ def find_jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     of it would end all of them.
     """
     folder = folder.resolve()
-    restarts = job_file.read(folder)
+    restarts = job_file.read_restarts(folder)
     cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
     points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
     in_folder = assign_folders(jobs, [*(path.parent for path in [*sorted(cells), *points]), folder])

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import section
 from pflmpi.errors import ConfigError
-from pflmpi.machine import expanded
-from pflmpi.registry import unknown
+from pflmpi.machine import expand_path
+from pflmpi.registry import format_unknown_name
 
 
 class Container(BaseModel):
@@ -43,7 +43,7 @@ class Site(BaseModel):
 
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
-    return expanded(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
+    return expand_path(environ.get("PFLMPI_SITE") or "~/.config/pflmpi/site.yaml")
 
 
 def load(name: str, environ: Mapping[str, str]) -> Site:
@@ -55,13 +55,13 @@ def load(name: str, environ: Mapping[str, str]) -> Site:
     path = profiles_file(environ)
     profiles = yaml_file.read(path)
     if name not in profiles:
-        raise ConfigError(f"{path}: {unknown('site', name, list(profiles))}")
+        raise ConfigError(f"{path}: {format_unknown_name('site', name, list(profiles))}")
     try:
         site = section(name, Site, profiles[name])
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     container, folder = site.container, path.absolute().parent
     if container and "://" not in container.apptainer:
-        container = container.model_copy(update={"apptainer": str(expanded(container.apptainer, folder))})
-    setup = site.setup and str(expanded(site.setup, folder))
+        container = container.model_copy(update={"apptainer": str(expand_path(container.apptainer, folder))})
+    setup = site.setup and str(expand_path(site.setup, folder))
     return site.model_copy(update={"setup": setup, "container": container})

@@ -9,12 +9,12 @@ from statistics import mean, median
 from typing import Any
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.job_log import is_out_of_memory, last_error
+from pflmpi.cluster.job_log import find_last_error, is_out_of_memory
 from pflmpi.cluster.jobs import Job, assign_folders, find_job_folders, find_jobs_in, find_last_errors, find_runs_below
 from pflmpi.config import stored, yaml_file
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.learning.main_measure import ACCURACY, MainMeasure, measured_rounds
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, summarize_rounds
 from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import format_bytes, pluralize, short_name
 
@@ -72,12 +72,12 @@ class RunStatus:
         return None if self.per_round is None else self.per_round * left
 
 
-def run_status(run: Path) -> RunStatus | None:
+def read_run_status(run: Path) -> RunStatus | None:
     """Progress of a run; None if there is no run in the folder."""
     if not config_file.path(run).exists():
         return None
     try:
-        config, notes = stored.verified(run)
+        config, notes = stored.read_verified(run)
         rounds = int(config["training"]["rounds"])
         title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
@@ -86,7 +86,7 @@ def run_status(run: Path) -> RunStatus | None:
         lines = metrics.lines
         age = max(time.time() - metrics_file.path(run).stat().st_mtime, 0.0) if lines else None
         early = EarlyStop.of(config["training"], lines).why
-        tested = measured_rounds(config, lines)
+        tested = summarize_rounds(config, lines)
     except CheckpointError as error:
         return RunStatus("damaged", problem=str(error))
     except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):  # the last: deleted meanwhile
@@ -178,8 +178,8 @@ def format_progress(run: RunStatus, job: Job | None) -> Iterator[str]:
             yield f"{in_time}; then the job is requeued and continues"
             return
         yield (
-            f"IT WILL NOT FIT: {clock(missing)} too little, {in_time}; what is complete is kept: submit the same again "
-            "when it has ended, with more --time, or with --requeue, by which a job continues by itself"
+            f"IT WILL NOT FIT: {format_duration(missing)} too little, {in_time}; what is complete is kept: submit the "
+            "same again when it has ended, with more --time, or with --requeue, by which a job continues by itself"
         )
 
 
@@ -198,10 +198,10 @@ def summarize_progress(run: RunStatus | None, job: Job | None) -> str:
     return ", ".join(words)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration for display.
 
-    >>> clock(58.3), clock(93630)
+    >>> format_duration(58.3), format_duration(93630)
     ('0:00:58', '1 day, 2:00:30')
     """
     return str(timedelta(seconds=round(seconds)))
@@ -222,12 +222,14 @@ def _format_round(run: RunStatus) -> str:
 def _format_speed(run: RunStatus, job: Job | None) -> str:
     words = [f"{run.per_round:.2f} s per round"]
     if run.age is not None:
-        words.append(f"the last one ended {clock(run.age)} ago")
+        words.append(f"the last one ended {format_duration(run.age)} ago")
     if not run.done and run.to_end is not None:
-        words.append(f"{clock(run.to_end)} to the end")
+        words.append(f"{format_duration(run.to_end)} to the end")
     if job is not None and job.in_queue:
         left = _seconds_left(job)
-        words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
+        words.append(
+            "no time limit" if left is None else f"{format_duration(left)} left of {format_duration(job.limit or 0.0)}"
+        )
     return ", ".join(words)
 
 
@@ -306,9 +308,9 @@ def find_named_jobs(name: str, environ: Mapping[str, str]) -> list[Job]:
 def describe_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
     jobs, note = find_jobs_of(folder, environ)
-    if writer := run_lock.owner(folder):
+    if writer := run_lock.find_owner(folder):
         note = f"being written by {writer}"
-    state, cells = run_status(folder), find_runs_below(folder.resolve())
+    state, cells = read_run_status(folder), find_runs_below(folder.resolve())
     ends = [] if jobs or writer else find_last_errors(folder)
     if jobs:
         yield from _describe_jobs(drop_superseded(jobs))
@@ -321,7 +323,7 @@ def describe_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             yield from _format_end(text, log)
     elif not cells:
         raise no_run_error(folder)
-    if (usage := job_file.usage(folder)) and (usage.starts > 1 or not jobs):
+    if (usage := job_file.compute_usage(folder)) and (usage.starts > 1 or not jobs):
         yield f"  used in {pluralize(usage.starts, 'start')}: {usage}"
     worked_on = {job.folder for job in jobs}
     if others := [cell for cell in cells if cell not in worked_on]:
@@ -339,7 +341,7 @@ def find_jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], s
         jobs = find_jobs_in(folder, queue) or [
             job for run in find_runs_below(folder) for job in find_jobs_in(run, queue)
         ]
-        newest = list(job_file.read(folder))[-1:]
+        newest = list(job_file.read_restarts(folder))[-1:]
         jobs = jobs or find_jobs_in(folder, slurm.query_accounting(newest, environ))
     except ConfigError:
         return [], ""  # there is no Slurm here
@@ -360,10 +362,10 @@ def _describe_cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str
     """A line for each cell, with the error that it ended with, and a line for each other error of the sweep's job."""
     cell_errors = set()
     for cell in cells:
-        state = run_status(cell)
+        state = read_run_status(cell)
         line = f"  {cell.relative_to(sweep)}  {summarize_progress(state, None)}"
         log = Path(f"{cell}.log")
-        if (state is None or not state.done) and run_lock.owner(cell) is None and (error := last_error(log)):
+        if (state is None or not state.done) and run_lock.find_owner(cell) is None and (error := find_last_error(log)):
             cell_errors.add(error)
             line += f"; ended with: {error}  log: {log}"
         yield line
@@ -391,7 +393,7 @@ def _describe_job(job: Job) -> Iterator[str]:
     yield format_headline(job)
     if job.folder is None:
         yield "  its run is unknown: no jobs.txt names it"
-    elif state := run_status(job.folder):
+    elif state := read_run_status(job.folder):
         yield f"  {job.folder}: {state.title}"
         yield from (f"  {line}" for line in format_progress(state, job))
     elif point := _describe_point(job.folder):
@@ -414,7 +416,7 @@ def _describe_point(folder: Path) -> str:
         repeats = yaml_file.read(folder.parent / "scale.yaml").get("repeats")
     except ConfigError:
         return ""
-    done = sum(run is not None and run.done for run in map(run_status, find_runs_below(folder)))
+    done = sum(run is not None and run.done for run in map(read_run_status, find_runs_below(folder)))
     return f"a point of the scaling experiment in {folder.parent}, {done} of {repeats} repeats done"
 
 
@@ -431,9 +433,9 @@ def _find_error(job: Job) -> str:
     """The error that ended a job, from the log of its cell if it is a task of an array, else its own; "" for none."""
     if job.in_queue or job.state == "COMPLETED":
         return ""
-    if job.array and job.folder and (error := last_error(Path(f"{job.folder}.log"))):
+    if job.array and job.folder and (error := find_last_error(Path(f"{job.folder}.log"))):
         return error
-    return last_error(job.log) if job.log else ""
+    return find_last_error(job.log) if job.log else ""
 
 
 def _format_end(error: str, log: Path) -> Iterator[str]:
@@ -463,7 +465,7 @@ def _describe_array(jobs: Sequence[Job]) -> Iterator[str]:
     yield f"job {jobs[0].array}, an array: {states}" if jobs[0].array else format_headline(jobs[0])
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
-        state = run_status(job.folder) if job.folder else None
+        state = read_run_status(job.folder) if job.folder else None
         run = f"  {job.folder}  {summarize_progress(state, job)}" if state else ""
         error = "" if state and state.done else _find_error(job)
         why = "".join(f"; {line}" for line in _format_memory_advice(job, error))
@@ -478,7 +480,7 @@ def describe_as_json(target: Path | str | None, environ: Mapping[str, str]) -> d
     if isinstance(target, Path):
         jobs, note = find_jobs_of(target, environ)
         runs = find_runs_below(target.resolve()) or [target]
-        state = run_status(target)
+        state = read_run_status(target)
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
         if runs == [target] and state is None and not jobs and not find_last_errors(target):
@@ -524,7 +526,7 @@ def _job_object(job: Job) -> dict[str, Any]:
 
 
 def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
-    state, writer = run_status(run) or RunStatus(), run_lock.owner(run)
+    state, writer = read_run_status(run) or RunStatus(), run_lock.find_owner(run)
     running = writer is not None or any(job.active and job.folder == run.resolve() for job in jobs)
     error, log = ("", None) if state.done or running else _first_error(run)
     best, best_round = state.best or (None, None)
@@ -561,6 +563,6 @@ def _run_object(run: Path, jobs: Sequence[Job]) -> dict[str, Any]:
 def _first_error(run: Path) -> tuple[str, Path | None]:
     """The error that ended the process or the job of a run ("" if there is none), and its log (None if unknown)."""
     log = Path(f"{run}.log")
-    if error := last_error(log):
+    if error := find_last_error(log):
         return error, log
     return next(iter(find_last_errors(run)), ("", None))

@@ -14,10 +14,10 @@ from pflmpi.cluster.batch_script import (
     BatchScript,
     Options,
     drop_job_variables,
-    effective,
     format_options,
     format_script,
     parse_time,
+    resolve_options,
 )
 from pflmpi.cluster.job_log import expand_pattern
 from pflmpi.cluster.jobs import Job, NoAnswer, find_jobs_in, query_queue, run_command
@@ -69,7 +69,7 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
         raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(process.stderr, end="", file=sys.stderr)  # its warnings
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
-    partition = partition_name(effective(batch.options, batch.others), environ)
+    partition = partition_name(resolve_options(batch.options, batch.others), environ)
     submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition)
     job_file.append(folder, number, record=submission)
     return number
@@ -121,7 +121,7 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 def make_folders(*folders: Path) -> None:
     for folder in folders:
-        with atomic.refusing(f"the folder {folder}", "choose another one"):
+        with atomic.as_config_error(f"the folder {folder}", "choose another one"):
             folder.mkdir(parents=True, exist_ok=True)
 
 

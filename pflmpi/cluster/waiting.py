@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.jobs import find_runs_below
-from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error, run_status
+from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error, read_run_status
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import config_file, events_file, run_lock
 
@@ -24,10 +24,10 @@ class Writers:
 
     def is_writing(self, run: Path) -> bool:
         """Whether a process writes the run, or did until a moment ago: its ranks may be starting again."""
-        owner, now = run_lock.owner(run), time.monotonic()
+        owner, now = run_lock.find_owner(run), time.monotonic()
         if owner is not None:
             with suppress(OSError):
-                touched = run_lock.touched(run_lock.path(run))
+                touched = run_lock.read_mtime(run_lock.path(run))
                 if owner.near() or self._touched.get(run) != touched:
                     self._seen[run], self._touched[run] = now, touched
         patience = _GRACE if owner is None else run_lock.SILENCE
@@ -35,7 +35,7 @@ class Writers:
 
 
 def is_done(run: Path) -> bool:
-    state = run_status(run)
+    state = read_run_status(run)
     return state is not None and state.done
 
 
@@ -71,8 +71,8 @@ def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
         cells = [cell for run in runs for cell in find_runs_below(run)]
         return wait([target] if jobs[0].state else [], cells or runs, environ, bool(cells))
     jobs, cells = find_jobs_of(target, environ)[0], find_runs_below(target.resolve())
-    if not (jobs or cells or config_file.path(target).exists() or run_lock.owner(target)):
+    if not (jobs or cells or config_file.path(target).exists() or run_lock.find_owner(target)):
         raise no_run_error(target)
-    newest = [] if run_lock.owner(target) else drop_superseded(jobs)
+    newest = [] if run_lock.find_owner(target) else drop_superseded(jobs)
     numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
     return wait(numbers, cells or [target], environ, bool(cells))

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if folder.is_file():
         from pflmpi.sweep import table
 
-        folder = table.folder(folder, None)
+        folder = table.find_sweep_folder(folder, None)
     queued = [job for job in jobs.find_jobs_in(folder, jobs.query_queue(os.environ)) if job.in_queue]
     if not queued:
         raise ConfigError(f"no job of yours works in {folder} or waits to; `pflmpi status` lists your jobs")

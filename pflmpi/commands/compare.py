@@ -54,18 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
-    from pflmpi.analysis.comparable import differing_options, main_measure, why_incomparable
+    from pflmpi.analysis.comparable import choose_main_measure, differing_options, why_incomparable
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.runs import runs_in
-    from pflmpi.analysis.selection import named
+    from pflmpi.analysis.runs import find_runs
+    from pflmpi.analysis.selection import name_runs
     from pflmpi.terminal import print_json
 
-    paths = [run for path in options.runs for run in runs_in(path) or [path]]  # `open_run` refuses other folders
+    paths = [run for path in options.runs for run in find_runs(path) or [path]]  # `open_run` refuses other folders
     folders = list({path.resolve(): path for path in paths}.values())
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
     opened = [open_run(path) for path in folders]
-    runs, settings, measure = named(opened), differing_options(opened), main_measure(opened)
+    runs, settings, measure = name_runs(opened), differing_options(opened), choose_main_measure(opened)
     problems = [why_incomparable(opened[0], other) for other in opened]
     if options.json:
         pairs = zip(runs, problems, strict=True)
@@ -88,18 +88,18 @@ def _show(
         problems: why each run cannot be compared with the first, None if it can.
         settings: of each option that differs, the text of each run.
     """
-    from pflmpi.analysis.comparable import seed_groups, unlike_lengths
-    from pflmpi.analysis.summary import for_readers, over_seeds, results
+    from pflmpi.analysis.comparable import describe_unequal_lengths, group_by_seed
+    from pflmpi.analysis.summary import average_seeds, format_lines, summarize_run
     from pflmpi.terminal import console
 
-    groups = seed_groups(runs)
+    groups = group_by_seed(runs)
     titles = [group.title for group in groups]
     of_groups = {
         key: [", ".join(dict.fromkeys(texts[runs.index(named_run)] for named_run in group.runs)) for group in groups]
         for key, texts in settings.items()
     }
-    lines = [{"run": named_run.label, **results(named_run.run, measure)} for named_run in runs]
-    columns = for_readers(over_seeds(runs, lines))
+    lines = [{"run": named_run.label, **summarize_run(named_run.run, measure)} for named_run in runs]
+    columns = format_lines(average_seeds(runs, lines))
     figures = {name: [column[name] or "-" for column in columns] for name in columns[0] if name not in ("run", "seeds")}
     figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
     terminal = console(highlight=False)
@@ -113,7 +113,7 @@ def _show(
     for named_run in runs:
         for note in named_run.run.notes:
             terminal.print(f"{named_run.label}: {note}")
-    for line in unlike_lengths(groups):
+    for line in describe_unequal_lengths(groups):
         terminal.print(line)
     for other, problem in zip(runs, problems, strict=True):
         if problem:
@@ -127,13 +127,13 @@ def _as_json(named_run: "NamedRun", problem: str | None, measure: "MainMeasure",
         problem: why it cannot be compared with the first; None if it can.
         keys: the options that differ between the runs.
     """
-    from pflmpi.analysis.comparable import decisive_options
-    from pflmpi.analysis.summary import column_of, results
+    from pflmpi.analysis.comparable import collect_decisive_options
+    from pflmpi.analysis.summary import strip_measure, summarize_run
     from pflmpi.learning.main_measure import ACCURACY
 
     run = named_run.run
-    options, line = decisive_options(run), results(run, ACCURACY)
-    of_main = {column_of(name): value for name, value in results(run, measure).items()}
+    options, line = collect_decisive_options(run), summarize_run(run, ACCURACY)
+    of_main = {strip_measure(name): value for name, value in summarize_run(run, measure).items()}
     values: dict[str, Any] = {
         "run": run.path,
         "name": named_run.label,

@@ -69,7 +69,7 @@ def _show_partition(options: argparse.Namespace) -> int:
     """Show which client holds what, and save the partition with --save."""
     from pflmpi.config.load import load
     from pflmpi.data.federation import save
-    from pflmpi.data.picture import picture
+    from pflmpi.data.picture import draw_partition
     from pflmpi.experiment.build import load_federation
     from pflmpi.terminal import console
 
@@ -83,7 +83,7 @@ def _show_partition(options: argparse.Namespace) -> int:
         print_json({**_describe_partition(federation), "saved": options.save})
         return 0
     terminal = console()
-    terminal.print(picture(federation, terminal.width))
+    terminal.print(draw_partition(federation, terminal.width))
     if options.save is not None:
         terminal.print(f"saved: partition: {{path: {options.save}}}", soft_wrap=True)
     return 0
@@ -120,7 +120,7 @@ def _show_data(options: argparse.Namespace) -> int:
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
-        with atomic.refusing(options.picture, "choose another --picture"):
+        with atomic.as_config_error(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
     facts = {**_describe_data(dataset, options.layout), "picture": options.picture}
     if options.json:
@@ -134,11 +134,11 @@ def _describe_data(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
     """Shapes, values, classes and clients of a dataset, for JSON."""
     import numpy as np
 
-    from pflmpi.data.dataset import standardised, unscaled
+    from pflmpi.data.dataset import describe_unscaled, standardise
     from pflmpi.data.own_files import has_unclear_channels
 
     x, names = dataset.images, dataset.class_names or dataset.written_labels
-    standard = None if has_unclear_channels(x, layout) else standardised(dataset)
+    standard = None if has_unclear_channels(x, layout) else standardise(dataset)
     labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)
     untrained = np.setdiff1d(classes, labels[~dataset.official_test[: len(labels)]])
@@ -162,7 +162,7 @@ def _describe_data(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
         "mean": x.mean(dtype=np.float64),
         "standard_mean": standard and standard.mean,
         "standard_deviation": standard and standard.std,
-        "scale_problem": unscaled(dataset) or None,
+        "scale_problem": describe_unscaled(dataset) or None,
         "classes": [names[label] for label in classes],
         "samples_by_class": counts,
         "untrained_classes": [dataset.written_labels[label] for label in untrained],

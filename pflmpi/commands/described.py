@@ -11,13 +11,13 @@ from rich.table import Table
 
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, initial_client
-from pflmpi.analysis.comparable import yaml_text
+from pflmpi.analysis.comparable import format_yaml
 from pflmpi.config import yaml_file
 from pflmpi.config.fields import fields_model, partition_model
 from pflmpi.config.load import SECTIONS
 from pflmpi.config.sections import nested
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.outside_code import REGISTRIES, named
+from pflmpi.experiment.outside_code import REGISTRIES, find_named_objects
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Downlink, Uplink
@@ -65,7 +65,7 @@ def catalogue(name: str | None = None) -> dict[str, Any]:
         registries = REGISTRIES if name is None else {name: REGISTRIES[name]}
         entries = ((section, full, value) for section, names in registries.items() for full, value in names.items())
     elif name not in rows_of:
-        entries = named(name)
+        entries = find_named_objects(name)
     return {
         "names": [
             {
@@ -122,7 +122,7 @@ def describe(name: str) -> "Iterator[RenderableType]":
     if name in sections():
         yield _table(name, sections()[name])
         return
-    for section, full, registered in named(name):
+    for section, full, registered in find_named_objects(name):
         rows = keys(section, full, registered)  # first, because it refuses a wrong field
         in_yaml = {
             "transform": f"data: {{transform: [{full}]}}",
@@ -175,7 +175,7 @@ def _fields(kind: type[BaseModel], within: str = "") -> Iterator[Row]:
             for part in field.metadata
             if (limit := getattr(part, attribute, None)) is not None
         ]
-        default = "required" if field.is_required() else yaml_text(field.get_default(call_default_factory=True))
+        default = "required" if field.is_required() else format_yaml(field.get_default(call_default_factory=True))
         yield within + name, ", ".join([_type(field.annotation), *limits]), default, field.description or ""
         if (below := nested(field.annotation)) is not None:
             yield from _fields(below, f"{within}{name}.")

@@ -67,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.experiment.restore import reopened
+    from pflmpi.experiment.restore import reopen
 
     _check_options(options)
     opened = open_run(options.run)
     round = arguments.open_checkpoint(opened, options)
-    experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
+    experiment = reopen(opened.path, options.overrides, changed_code=options.changed_code)
     counts = _test_clients(experiment, opened.path, round.number, options)
     samples = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
     samples += ", after local training" * options.after_training
@@ -115,7 +115,7 @@ def _test_clients(experiment: "Experiment", run: Path, round: int, options: argp
     other = None if options.data is None else evaluation.read_other_data(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
-    experiment = evaluation.tested_on(experiment, options.split, other, options.unseen)
+    experiment = evaluation.replace_test_samples(experiment, options.split, other, options.unseen)
     if options.unseen:
         return evaluation.count_unseen(experiment, run, round)
     with bar("groups of clients") as update:
@@ -126,14 +126,14 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     """Show the measures over all clients, of each class, and of the first clients."""
     from rich.table import Table
 
-    from pflmpi.runtime.counts import figures
+    from pflmpi.runtime.counts import compute_metrics
     from pflmpi.terminal import console
 
     terminal = console()
     terminal.print(title, soft_wrap=True, highlight=False, markup=False)
     over_all = Table(show_header=False)
     over_all.add_row("clients, samples", f"{len(counts.samples)}, {counts.samples.sum()}")
-    for name, value in figures(counts).items():
+    for name, value in compute_metrics(counts).items():
         over_all.add_row(_WORDS.get(name, name), _text(name, value))
     terminal.print(over_all)
     classes = Table("class", "samples", "accuracy")
@@ -174,15 +174,15 @@ def _compare_with_recorded(round: "Checkpoint", counts: "Counts", prefix: str) -
 
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its measures, and its accuracy in each class."""
-    from pflmpi.runtime.counts import share
+    from pflmpi.runtime.counts import divide_or_nan
 
-    by_class = share(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
+    by_class = divide_or_nan(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
     columns = _client_columns(counts)
     lines: list[list[Any]] = [["client", *columns, *classes]]
     for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *values, *by_class[client]])
-    with atomic.refusing(path, "choose another -o"):
+    with atomic.as_config_error(path, "choose another -o"):
         atomic.write(path, format_csv(lines).encode())
 
 

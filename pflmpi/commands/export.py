@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 from pflmpi.text import format_bytes, format_ranges, pluralize, printable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and print what it holds; return the exit code."""
-    from pflmpi.analysis.model import client_state, server_state
+    from pflmpi.analysis.model import read_client_state_dict, read_server_state_dict
     from pflmpi.analysis.run import open_run
 
     if options.table is not None:
@@ -73,9 +73,9 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     if options.server:
-        who, state = "server", server_state(round, options.leaf)
+        who, state = "server", read_server_state_dict(round, options.leaf)
     else:
-        who, state = f"client {options.client}", client_state(round, options.client, options.leaf)
+        who, state = f"client {options.client}", read_client_state_dict(round, options.client, options.leaf)
     _save(options.out, state, write)
     total = format_bytes(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
@@ -102,7 +102,7 @@ def _run_all(options: argparse.Namespace) -> int:
     arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.open_checkpoint(opened, options)
-    with atomic.refusing(path, "choose another -o"), bar("clients") as update:
+    with atomic.as_config_error(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
     content = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"
     print(printable(f"{path}: {content}, {format_bytes(path.stat().st_size)}; it needs no other file"))
@@ -110,11 +110,11 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _run_table(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.run import needed, open_run
+    from pflmpi.analysis.run import import_extra, open_run
 
     path = options.table
     if path.suffix not in _TABLES:
-        raise ConfigError(f"--table {path}: {unknown('suffix', path.suffix or 'none', list(_TABLES))}")
+        raise ConfigError(f"--table {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_TABLES))}")
     others = {
         "-o": options.out is not None,
         "--leaf": options.leaf is not None,
@@ -125,7 +125,7 @@ def _run_table(options: argparse.Namespace) -> int:
         if is_given:
             raise ConfigError(f"{name} cannot go with --table; leave one of them out")
     library, write = _TABLES[path.suffix]
-    needed(library, f"--table {path}", library)
+    import_extra(library, f"--table {path}", library)
     arguments.check_output(path, "--table", options.force)
     opened = open_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])
@@ -147,7 +147,7 @@ def _score(round: "Checkpoint", client: int) -> str:
 def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
     """The function that writes files with the suffix of `path`; raises `ConfigError` if its library is missing."""
     if path.suffix not in _WRITERS:
-        raise ConfigError(f"-o {path}: {unknown('suffix', path.suffix or 'none', list(_WRITERS))}")
+        raise ConfigError(f"-o {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_WRITERS))}")
     library, install, write = _WRITERS[path.suffix]
     try:
         module = import_module(library)
@@ -162,7 +162,7 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> None:
     """Write a file that appears complete or not at all."""
     with (
-        atomic.refusing(path, "choose another file"),
+        atomic.as_config_error(path, "choose another file"),
         atomic.replacing(path) as descriptor,
         open(descriptor, "wb", closefd=False) as file,
     ):

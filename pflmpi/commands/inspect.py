@@ -73,7 +73,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     ]
     if options.json:
         content = _checkpoint_as_json(run, number, rounds, digest, arrays)
-        ending = {"stopped_early": opened.stopped_early or None, "written_by": run_lock.owner(run)}
+        ending = {"stopped_early": opened.stopped_early or None, "written_by": run_lock.find_owner(run)}
         print_json({**content, "notes": opened.config_notes, **ending})
         return
     _show_arrays(f"{run}, round {number}", arrays)
@@ -90,7 +90,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     if early := opened.stopped_early:
         terminal.print(f"stopped early: {early}", soft_wrap=True)
     terminal.print(f"digest: {digest}", soft_wrap=True)
-    if writer := run_lock.owner(run):
+    if writer := run_lock.find_owner(run):
         terminal.print(f"being written by {writer}", soft_wrap=True)
 
 
@@ -98,7 +98,7 @@ def _choose_round(run: Path, options: argparse.Namespace) -> int:
     """The round of --round, or the newest good one; raise `CheckpointError` if it is missing or damaged."""
     from pflmpi.store import run_folder, verify
 
-    newest, problems_of_newer = verify.newest_good(run)
+    newest, problems_of_newer = verify.find_newest_good(run)
     if options.round is None:
         arguments.check_newest(run, newest, problems_of_newer, options.allow_older)
         return newest
@@ -168,13 +168,13 @@ def _print_below(title: str, table: "Table") -> None:
 def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
     from rich.table import Table
 
-    from pflmpi.analysis.difference import difference
+    from pflmpi.analysis.difference import compute_changes
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
 
     opened, (before, after) = open_run(run), rounds
     with bar("leaves") as update:
-        changes = difference(opened.round(before), opened.round(after), update)
+        changes = compute_changes(opened.round(before), opened.round(after), update)
     if as_json:
         print_json({"run": run, "before": before, "after": after, "arrays": [asdict(change) for change in changes]})
         return
@@ -229,7 +229,7 @@ def _verify(run: Path, as_json: bool) -> None:
         print_json(_verification_as_json(run, len(files), num_bytes, rounds, problems))
     text = f"{len(files)} files, {format_bytes(num_bytes)}, checkpoints {format_ranges(rounds)}"
     if damaged:
-        newest, _ = verify.newest_good(run)
+        newest, _ = verify.find_newest_good(run)
         raise CheckpointError(
             f"{len(damaged)} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )

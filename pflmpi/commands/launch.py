@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pflmpi.early_signals import FORWARDED, asking, described
+from pflmpi.early_signals import FORWARDED, describe_signal, list_stop_signals
 from pflmpi.errors import ConfigError, RunError, Stopped, UserError
 from pflmpi.machine import num_cores
 
@@ -123,7 +123,7 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
             failed = _start_once(ranks, words, rank_main)
         finally:
             del os.environ[RESTARTED]
-        killed = failed is not None and failed.code < 0 and -failed.code not in asking()
+        killed = failed is not None and failed.code < 0 and -failed.code not in list_stop_signals()
         if not killed or restarted == restarts:
             break
         assert failed is not None
@@ -134,7 +134,7 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):
         return failed.code
     if -failed.code in FORWARDED.values():  # the rank was not yet watching for signals
-        raise Stopped(f"{described(-failed.code)} before the run had begun; start it again")
+        raise Stopped(f"{describe_signal(-failed.code)} before the run had begun; start it again")
     how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
     raise RunError(
         f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
@@ -143,6 +143,6 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
 
 def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
     """Start all ranks and wait for them; return the rank that failed first, None if all succeeded."""
-    from pflmpi.transports.start import fork_ranks, run_anew
+    from pflmpi.transports.start import exec_python, fork_ranks
 
-    return fork_ranks(ranks, rank_main or partial(run_anew, ["-P", "-m", "pflmpi", *words]))
+    return fork_ranks(ranks, rank_main or partial(exec_python, ["-P", "-m", "pflmpi", *words]))

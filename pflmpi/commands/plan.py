@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     resources = _resources(options)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
     forecast = predict(config, resources)
-    problems = advice.problems(forecast, Path("runs"))
+    problems = advice.find_problems(forecast, Path("runs"))
     notes = [
-        *advice.useless(forecast),
+        *advice.find_useless_ranks(forecast),
         forecast.ranks.remark,
         *forecast.measured.remarks,
         *_assumptions(forecast),

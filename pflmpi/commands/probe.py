@@ -34,10 +34,10 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.selection import MOST_CLIENTS, spread_over
+    from pflmpi.analysis.selection import MOST_CLIENTS, pick_evenly_spaced
     from pflmpi.commands.progress import bar
     from pflmpi.experiment.evaluation import confusion
-    from pflmpi.experiment.restore import reopened
+    from pflmpi.experiment.restore import reopen
     from pflmpi.store import probe_file
 
     if options.samples < LEAST_SAMPLES or options.clients < 2:
@@ -48,18 +48,18 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     torch.set_num_threads(num_cores(os.environ))
-    experiment = reopened(opened.path, options.overrides, changed_code=options.changed_code)
+    experiment = reopen(opened.path, options.overrides, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     candidates, trained = np.arange(round.num_clients), np.flatnonzero(round.trained)
     if round.num_clients > MOST_CLIENTS and len(trained) >= options.clients:
         candidates = trained
-    clients = np.array(spread_over(candidates, options.clients))
+    clients = np.array(pick_evenly_spaced(candidates, options.clients))
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
         layers = compare_layers(round, experiment, clients, samples, update)
     with bar("groups of clients") as update:
         errors = confusion(experiment, opened.path, round.number, update)
-    with atomic.refusing(path, "probe a copy of the run"):
+    with atomic.as_config_error(path, "probe a copy of the run"):
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers, errors))
     print(printable(path))
     return 0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.status import clock, seconds_per_round
+from pflmpi.cluster.status import format_duration, seconds_per_round
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.learning.main_measure import main_measure, measured_rounds
+from pflmpi.learning.main_measure import main_measure, summarize_rounds
 from pflmpi.store import job_file, metrics_file
 from pflmpi.terminal import console
 from pflmpi.text import format_bytes, printable, short_name
@@ -86,7 +86,7 @@ class RunProgress:
 
     def __call__(self, round: "Round") -> None:
         if round.scores is not None:
-            tested = measured_rounds(self._config, [round.columns])
+            tested = summarize_rounds(self._config, [round.columns])
             measure, values = tested.measure, tested.last or {}
             self._score = f"{measure.words} {measure.text(values.get(measure.column, math.nan))}"
             if (unseen := values.get(f"unseen_{measure.column}")) is not None:
@@ -97,7 +97,7 @@ class RunProgress:
         self._seconds.append({"seconds": round.seconds["round"], "evaluation_seconds": testing})
         del self._seconds[1:-10]  # `seconds_per_round` uses the last ones
         left = (self._rounds - round.round) * (seconds_per_round(self._seconds) or 0.0)
-        rest = f"  left {clock(left)}" if round.round < self._rounds else ""
+        rest = f"  left {format_duration(left)}" if round.round < self._rounds else ""
         if testing > round.seconds["compute"] / 2:  # so much that `evaluation.every` is worth setting
             rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:
@@ -114,7 +114,7 @@ def show_summary(run: Path, config: "Config") -> None:
     """Show the table of a finished run, from its metrics file, and its folder."""
     rows = metrics_file.read(run)
     raw = config.resolved()
-    tested = measured_rounds(raw, rows)
+    tested = summarize_rounds(raw, rows)
     measure, last, best = tested.measure, tested.last, tested.best
     title = f"{short_name(raw['algorithm']['name'])} on {config.data.name}"
     table = Table(title=title, title_style="", show_header=False)
@@ -162,5 +162,5 @@ def _add_costs(table: Table, rows: Sequence[Mapping[str, str]]) -> None:
 
 def show_usage(run: Path) -> None:
     """Show what the jobs of a run have used, if jobs have started it."""
-    if usage := job_file.usage(run):
+    if usage := job_file.compute_usage(run):
         print(f"used: {printable(usage)}", flush=True)

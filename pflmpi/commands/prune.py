@@ -27,10 +27,10 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(options.run)
     lock = None if options.dry_run else run_lock.take(opened.path, {}, False)
     try:
-        kept, files = pruning.to_thin(opened.path, options.every, options.keep)
+        kept, files = pruning.choose_files_to_prune(opened.path, options.every, options.keep)
         freed = sum(file.lstat().st_size for file in files)
         if lock is not None:
-            with atomic.refusing(f"the run folder {opened.path}", "leave the run as it is"):
+            with atomic.as_config_error(f"the run folder {opened.path}", "leave the run as it is"):
                 pruning.delete(opened.path, files)
     finally:
         if lock is not None:

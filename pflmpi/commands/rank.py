@@ -39,7 +39,7 @@ from pflmpi.errors import (
 from pflmpi.experiment.run import RankContext
 from pflmpi.machine import cores, gpus, requested_gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.devices import device_of, fix_kernels, gpu_messages, limit_memory, place
+from pflmpi.runtime.devices import choose_gpus, find_device, fix_kernels, gpu_messages, limit_memory
 from pflmpi.runtime.faults import CollectiveError, all_or_none
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
@@ -49,8 +49,8 @@ from pflmpi.text import for_shell, join_truncated, pluralize, short_name
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport, exit_unconnected
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.peers import Peer, ended
-from pflmpi.transports.slurm import allocated, end_of_job
+from pflmpi.transports.peers import Peer, describe_ended
+from pflmpi.transports.slurm import find_end_of_job, read_allocation
 
 _log = logging.getLogger(__name__)
 
@@ -140,10 +140,10 @@ def _run_rounds(rank: _Rank, prepared: Prepared, options: argparse.Namespace) ->
     stop = Stop(end_of_jobs(transport), config.runtime.spare)
     with (
         RunProgress(config, options.quiet, options.bar, transport.rank) as progress,
-        noted_signals(stop, lambda: bool(ended(transport.peers))),
+        noted_signals(stop, lambda: bool(describe_ended(transport.peers))),
     ):
-        early_signals.begun()
-        resolved, context = context_of(config, transport, launch, stop, options.take_over)
+        early_signals.stop_watching()
+        resolved, context = make_context(config, transport, launch, stop, options.take_over)
         announce = partial(show_start, config, prepared.folder, context, launch, options.quiet)
         context = replace(context, announce=announce)
         observe = progress if options.rounds_file is None else _recording(progress, options.rounds_file)
@@ -185,7 +185,7 @@ def _end_together(rank: _Rank, reason: CollectiveError | Stopped, options: argpa
 def _end_after(rank: _Rank, error: Exception, options: argparse.Namespace) -> int:
     """Show an error that only this rank has, and abort all ranks; without others, return its exit code."""
     connected = rank.transport is not None
-    cause = None if isinstance(error, PflmpiError) else outside.cause(error)
+    cause = None if isinstance(error, PflmpiError) else outside.describe_cause(error)
     fault = RunError(cause) if cause else explained(error, RunError if connected else UserError)
     if isinstance(fault, TransportError) or (not connected and rank.launch.rank > 0):
         time.sleep(_HEAD_START)
@@ -202,7 +202,7 @@ def connect(config: Config, launch: Launch) -> Transport:
     return open_transport(runtime.transport, launch, timeout, partial(exit_unconnected, launch.rank, os.environ))
 
 
-def context_of(
+def make_context(
     config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
 ) -> tuple[Config, RankContext]:
     """Agree with the other ranks on devices; return the configuration that results, and the context of this rank.
@@ -212,10 +212,10 @@ def context_of(
     """
     visible_gpus = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     introduce(transport, Peer.here(cores(), visible_gpus, requested_gpus(os.environ)))
-    placement = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
+    placement = all_or_none(transport, lambda: choose_gpus(transport.peers, config.runtime, config.training))
     if transport.rank == 0 and placement.remark():
         _log.warning("%s", placement.remark())
-    device = device_of(placement, transport.rank)
+    device = find_device(placement, transport.rank)
     fix_kernels(device, config.runtime, config.training)
     limit_memory(placement, transport.rank, config.runtime)
     between_gpus = gpu_messages(placement, transport.name, config.runtime.between_gpus)
@@ -235,7 +235,7 @@ def _describe_start(peers: Sequence[Peer]) -> job_file.Start:
     hosts = tuple(dict.fromkeys(peer.host for peer in peers))
     core_count = len({(peer.host, core) for peer in peers for core in peer.cores})
     gpu_count = len({gpu.uuid for peer in peers for gpu in peer.gpus})
-    job_nodes, job_cores, job_gpus = allocated(os.environ)
+    job_nodes, job_cores, job_gpus = read_allocation(os.environ)
     resources = (job_nodes or len(hosts), job_cores or core_count, job_gpus or gpu_count)
     versions = (pflmpi.__version__, torch.__version__)
     return job_file.Start(time.time(), hosts, len(peers), *resources, sys.executable, *versions)
@@ -255,7 +255,7 @@ def show_start(config: Config, folder: Path, context: RankContext, launch: Launc
 
 def end_of_jobs(transport: Transport) -> float | None:
     """Time at which this batch job ends, None if unknown; only rank 0 asks, to spare the queue manager."""
-    job_end = end_of_job(os.environ) if transport.rank == 0 else None
+    job_end = find_end_of_job(os.environ) if transport.rank == 0 else None
     end = float(transport.maximum(np.array([-np.inf if job_end is None else job_end]))[0])
     return None if end == -np.inf else end
 

@@ -67,14 +67,14 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.records import made_by
-    from pflmpi.scaling.results import results, write_table
+    from pflmpi.scaling.results import read_results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
     for name in ("watch", "target"):
         if getattr(options, name):
             raise ConfigError(f"--{name} is for the report of runs, not of scaling experiments; leave it out")
-    experiments = [results(path) for path in scaled]
+    experiments = [read_results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
         problems = write_page(experiments, out, options.to, update, made_by(options.words))
@@ -86,14 +86,14 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.metrics import check_target
     from pflmpi.analysis.report import PAGE, write_report
-    from pflmpi.analysis.runs import runs_in
+    from pflmpi.analysis.runs import find_runs
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.records import made_by
 
     for target in options.target:
         check_target("--target", target)
     out = options.out or Path("report")
-    runs = [run for path in options.paths for run in runs_in(path) or [path]]  # `write_report` refuses other folders
+    runs = [run for path in options.paths for run in find_runs(path) or [path]]  # `write_report` refuses other folders
     pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
     are_running, has_announced = watch.watch_runs(runs), False
     while True:

@@ -83,7 +83,7 @@ def _measure(options: argparse.Namespace) -> int:
     from pflmpi.scaling.experiment import folder, runs
     from pflmpi.scaling.extrapolation import check
     from pflmpi.scaling.running import measure
-    from pflmpi.sweep.lock import cell_locked, locked
+    from pflmpi.sweep.lock import lock_cell, lock_sweep_folder
 
     config, only = load(options.config, options.overrides), options.only
     on_gpus, job = bool(num_gpus(config.runtime)), slurm.allocation(os.environ, options.mpi)
@@ -95,11 +95,11 @@ def _measure(options: argparse.Namespace) -> int:
             job.check(scaling.cores, ranks)
     planned_runs = [planned for planned in runs(scaling) if only in (None, planned.ranks)]
     with ExitStack() as stack:
-        locks = [stack.enter_context(locked(out, shared=only is not None))]
+        locks = [stack.enter_context(lock_sweep_folder(out, shared=only is not None))]
         if only is None:
             experiment.write(scaling, out)
         else:
-            locks.append(stack.enter_context(cell_locked(folder(out, only))))
+            locks.append(stack.enter_context(lock_cell(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
         nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
         outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, locks)
@@ -114,9 +114,9 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, a
     """
     from pflmpi.scaling.extrapolation import fit, summary
     from pflmpi.scaling.page import PAGE, write_page
-    from pflmpi.scaling.results import results, write_table
+    from pflmpi.scaling.results import read_results, write_table
 
-    measured = results(out)
+    measured = read_results(out)
     files: list[Path] = []
     if whole:
         write_table(measured)
@@ -182,11 +182,11 @@ def _show(measured: "Results") -> None:
 
     from pflmpi.scaling.experiment import WARM_UP
     from pflmpi.scaling.records import hardware
-    from pflmpi.scaling.results import TITLES, readable
+    from pflmpi.scaling.results import TITLES, format_table
     from pflmpi.terminal import console
 
     mode, rounds = measured.scaling.mode, measured.scaling.rounds - WARM_UP
-    columns, rows = readable(measured)
+    columns, rows = format_table(measured)
     terminal = console(highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:

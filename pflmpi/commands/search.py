@@ -57,18 +57,18 @@ def run(options: argparse.Namespace) -> int:
         )
     table = tables.load(options.table)
     out = options.out or Path("searches") / options.table.stem
-    selected, seed = tables.selected(options.table, options.overrides, 1, []), _seed(options, table)
+    selected, seed = tables.load_cells(options.table, options.overrides, 1, []), _seed(options, table)
     _check_validation(selected)
-    candidates = search.trials(table, selected, options.budget, seed, options.overrides)
+    candidates = search.draw_trials(table, selected, options.budget, seed, options.overrides)
     results: dict[str, dict[str, Any]] = {}
     for step in range(options.rungs):
-        num_trials = search.count_at(step, options.budget)
+        num_trials = search.count_trials(step, options.budget)
         candidates = {key: of_cell[:num_trials] for key, of_cell in candidates.items()}
         trials = {trial.name: trial for of_cell in candidates.values() for trial in of_cell}
         file, runs = out / f"step{step + 1}.yaml", out / "trials"
-        search.write(search.step_table(table, [*trials.values()], step, options.rungs, seed), file)
+        search.write_table(search.build_step_table(table, [*trials.values()], step, options.rungs, seed), file)
         print(f"step {step + 1} of {options.rungs}: {len(trials)} trials", flush=True)
-        cells = tables.cells(tables.load(file), [], None)
+        cells = tables.list_cells(tables.load(file), [], None)
         if code := _complete(options, file, runs, cells, trials=True):
             return code
         scores = {cell.row: _score(table, runs, cell) for cell in cells}
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
                     "diverged, or its metric is not measured; narrow the ranges, or choose another metric"
                 )
     best = [of_cell[0] for of_cell in candidates.values()]
-    return _test(options, search.tuned_table(table, best, options.budget), out)
+    return _test(options, search.build_tuned_table(table, best, options.budget), out)
 
 
 def _check_validation(selected: "Sequence[tuple[Cell, Config]]") -> None:
@@ -150,12 +150,12 @@ def _is_left(cell: "Cell", out: Path, changes: bool = False) -> bool:
     Args:
         changes: whether its settings may change: then a run with other settings counts as left, else it is refused.
     """
-    from pflmpi.analysis.table import is_of
+    from pflmpi.analysis.table import is_run_of_cell
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
     run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
-    if done and not is_of(cell, out):
+    if done and not is_run_of_cell(cell, out):
         if changes:
             return True
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
@@ -169,9 +169,9 @@ def _rounds_done(cell: "Cell", out: Path) -> int:
 
 
 def _has_diverged(cell: "Cell", out: Path) -> bool:
-    from pflmpi.cluster.job_log import last_error
+    from pflmpi.cluster.job_log import find_last_error
 
-    return _DIVERGED in last_error(cell.log(out))
+    return _DIVERGED in find_last_error(cell.log(out))
 
 
 def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
@@ -180,8 +180,8 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
     Only rounds up to those of the current step count, even if the trial has more from a later one.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.table import metric_name, metric_of, pick
-    from pflmpi.learning.main_measure import lower_is_better, of_validation
+    from pflmpi.analysis.table import metric_name, metric_of, pick_value
+    from pflmpi.learning.main_measure import lower_is_better, to_validation_name
 
     if _is_left(cell, out):
         return math.inf, math.nan
@@ -189,11 +189,11 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
     columns, metric = run.columns, table.metric
     measures = {}  # on validation samples, by the names of those on test samples
     for name in columns:
-        if (validation := of_validation(name)) in columns:
+        if (validation := to_validation_name(name)) in columns:
             measures[name] = columns[validation][:rounds]
     if metric in (None, "spread") or metric_of(metric).column not in measures:
         metric = metric_name(run.main_measure)
-    value = pick(measures, metric, table.figure)
+    value = pick_value(measures, metric, table.figure)
     order = value if lower_is_better(metric_of(metric).column) else -value
     return math.inf if math.isnan(order) else order, value
 
@@ -211,17 +211,17 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
 
 def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
-    from pflmpi.analysis.table import metric_of, with_metric
+    from pflmpi.analysis.table import fill_in_metric, metric_of
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
     file, runs = out / "tuned.yaml", out / "tuned"
-    search.write(tuned, file)
-    cells = tables.cells(tables.load(file), [], None)
+    search.write_table(tuned, file)
+    cells = tables.list_cells(tables.load(file), [], None)
     if code := _complete(options, file, runs, cells):
         return code
     code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
-    table = with_metric(tuned, cells, runs)
+    table = fill_in_metric(tuned, cells, runs)
     lines = _compare_rows(table, cells, runs)
     _write(out / "compared.csv", lines)
     _show(lines, metric_of(table.metric).name)
@@ -230,14 +230,14 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 
 def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
-    from pflmpi.analysis.metrics import CONFIDENCE, interval
+    from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.table import metric_of, pick
+    from pflmpi.analysis.table import metric_of, pick_value
     from pflmpi.learning.main_measure import lower_is_better
 
     figures: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        value = pick(open_run(cell.run(out)).columns, table.metric, table.figure)
+        value = pick_value(open_run(cell.run(out)).columns, table.metric, table.figure)
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
     metric = metric_of(table.metric)
     digits = metric.digits
@@ -253,7 +253,9 @@ def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> li
                     "row": row,
                     "mean": f"{statistics.fmean(values):.{digits}f}",
                     "std": f"{statistics.stdev(values):.{digits}f}" if several else "",
-                    f"interval_{100 * CONFIDENCE:.0f}": f"{interval(values):.{digits}f}" if several else "",
+                    f"interval_{100 * CONFIDENCE:.0f}": f"{compute_margin_of_error(values):.{digits}f}"
+                    if several
+                    else "",
                     "seeds": len(values),
                     "best": best,
                     "p": f"{paired_test(values, rows[best]):.4f}" if is_compared else "",
@@ -301,5 +303,5 @@ def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
 
 
 def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with atomic.refusing(path, "choose another --out"):
+    with atomic.as_config_error(path, "choose another --out"):
         atomic.write(path, format_csv([[*lines[0]], *([*line.values()] for line in lines)]).encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pflmpi import arguments
 from pflmpi.errors import ConfigError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.terminal import print_json
 from pflmpi.text import printable
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     target: Path | str | None = options.what  # a folder, the id of a job, or all jobs
     if isinstance(target, str) and not re.fullmatch(r"\d+(_\d+)?", target):
-        target = _folder(expanded(target))
+        target = _folder(expand_path(target))
     code = 0
     if options.wait:
         if target is None:
@@ -58,4 +58,4 @@ def _folder(path: Path) -> Path:
         return path
     from pflmpi.sweep import table
 
-    return table.folder(path, None)
+    return table.find_sweep_folder(path, None)

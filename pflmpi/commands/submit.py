@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         _preview(options, pending)
         return 0
     if pending is not None:
-        pending = measured(options, pending)
+        pending = run_trial(options, pending)
     if pending is None:
         return 0
     number, log = submit(options, pending)
@@ -137,7 +137,7 @@ def pending_work(options: argparse.Namespace) -> Pending | None:
     return _pending_run(options) if options.array is None else _pending_sweep(options)
 
 
-def measured(options: argparse.Namespace, pending: Pending) -> Pending | None:
+def run_trial(options: argparse.Namespace, pending: Pending) -> Pending | None:
     """Run a trial if --trial is given and no earlier run tells the time that --time=auto needs; return the work left.
 
     Raises:
@@ -210,13 +210,13 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     """The work left of a run; None, and a line on the terminal, if it is done."""
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.config.load import load
-    from pflmpi.sweep.pending import run_state
+    from pflmpi.sweep.pending import find_run_state
 
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     refuse_transport(config, _launch(options)[0])
     out = options.out or Path("runs") / options.config.stem
-    state = run_state(out, config, options.changed_code)
+    state = find_run_state(out, config, options.changed_code)
     if state.problem:
         raise CheckpointError(state.problem)
     if state.state == "done":
@@ -233,14 +233,14 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """The cells of a table that are not done; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.sweep import table as tables
-    from pflmpi.sweep.pending import cell_task, has_failed
+    from pflmpi.sweep.pending import has_failed, plan_cell
 
-    out, mpi = tables.folder(options.array, options.out), _launch(options)[0]
-    cells = tables.selected(options.array, options.overrides, options.seeds, options.only)
+    out, mpi = tables.find_sweep_folder(options.array, options.out), _launch(options)[0]
+    cells = tables.load_cells(options.array, options.overrides, options.seeds, options.only)
     tasks = {}
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, mpi)
-        task = cell_task(cell, config, out, None, options.changed_code, options.anew)
+        task = plan_cell(cell, config, out, None, options.changed_code, options.anew)
         if task.state != "done" and (not options.failed or has_failed(cell, out)):
             tasks[number] = task
     if others := [task for task in tasks.values() if task.state == "other"]:
@@ -297,7 +297,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
             batch_script.check_warning(options.time or "", _WARNING)
     mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
-        options=batch_script.merged(ours, batch_script.collect_options(options), options.sbatch),
+        options=batch_script.merge_options(ours, batch_script.collect_options(options), options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=mpi,
@@ -311,9 +311,9 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         packs=packs if options.pack else (),
     )
     if "mem" in job.options or "auto" in job.options.values():
-        from pflmpi.forecast.job import sized
+        from pflmpi.forecast.job import resolve_auto_options
 
-        job = sized(job, pending.runs, pending.out, os.environ)
+        job = resolve_auto_options(job, pending.runs, pending.out, os.environ)
     return _apply_profile(job, options)
 
 
@@ -323,8 +323,8 @@ def _show_implied(options: argparse.Namespace, job: "BatchScript", pending: Pend
     if replaced := {name: job.options[name] for name, value in given.items() if value == "auto"}:
         print(f"pflmpi: auto is {' '.join(batch_script.format_options(replaced))}", file=sys.stderr)
     # With those given, because the profile of a site may have turned --gpus-per-node into --gres.
-    effective = batch_script.effective({**given, **job.options}, job.others)
-    if text := batch_script.ranks(effective, threads)[1]:
+    effective = batch_script.resolve_options({**given, **job.options}, job.others)
+    if text := batch_script.count_ranks(effective, threads)[1]:
         print(f"pflmpi: {text}; --ntasks says otherwise", file=sys.stderr)
 
 

@@ -93,7 +93,7 @@ def _run(
     from pflmpi.sweep.pending import has_failed
     from pflmpi.sweep.runs import GRACE
 
-    launcher, out = _launcher(options.launcher), tables.folder(options.table, options.out)
+    launcher, out = _launcher(options.launcher), tables.find_sweep_folder(options.table, options.out)
     if options.failed:
         selected = [pair for pair in selected if has_failed(pair[0], out)]
         if not selected and not options.json:
@@ -141,7 +141,7 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
     from pflmpi.cluster.jobs import parse_tasks
     from pflmpi.sweep import table as tables
 
-    selected = tables.selected(options.table, options.overrides, options.seeds, options.only)
+    selected = tables.load_cells(options.table, options.overrides, options.seeds, options.only)
     if options.cell is None:
         return selected, []
     is_valid = _CELLS.fullmatch(options.cell) is not None
@@ -157,7 +157,7 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
     """The state of each cell, and what is to be done with it."""
-    from pflmpi.sweep.pending import cell_task, unless_written
+    from pflmpi.sweep.pending import plan_cell, skip_if_running
     from pflmpi.transports.detect import detect
 
     jobs = detect(os.environ).jobs
@@ -166,8 +166,8 @@ def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]
         ranks = None  # the launcher decides
         if not options.launcher:
             ranks = options.ranks or default_ranks(config.runtime, options.jobs)
-        task = cell_task(cell, config, out, ranks, options.changed_code, options.anew)
-        tasks.append(unless_written(task, out, jobs))
+        task = plan_cell(cell, config, out, ranks, options.changed_code, options.anew)
+        tasks.append(skip_if_running(task, out, jobs))
     return tasks
 
 
@@ -187,21 +187,21 @@ def _run_cells(
     until: float | None,
 ) -> "tuple[list[CellTask], SweepOutcome]":
     """Run the cells with the folder locked; return their state before, and how the runs ended."""
-    from pflmpi.sweep.lock import cell_locked, locked
-    from pflmpi.sweep.pending import prepare, unfinished
+    from pflmpi.sweep.lock import lock_cell, lock_sweep_folder
+    from pflmpi.sweep.pending import explain_unfinished, prepare_cell
     from pflmpi.sweep.runs import run_cells
 
     with ExitStack() as stack:
-        locks = [stack.enter_context(locked(out, shared=options.cell is not None))]
+        locks = [stack.enter_context(lock_sweep_folder(out, shared=options.cell is not None))]
         if options.cell is not None:
-            locks.append(stack.enter_context(cell_locked(ordered()[0].cell.run(out))))
+            locks.append(stack.enter_context(lock_cell(ordered()[0].cell.run(out))))
         planned = ordered()
         for task in planned:
-            prepare(task, out)
+            prepare_cell(task, out)
         variables = [dict(os.environ)] * options.jobs if launcher else make_environments(options.jobs)
 
         def problem(task: "CellTask") -> str:
-            return unfinished(task, configs[task.cell.name], out)
+            return explain_unfinished(task, configs[task.cell.name], out)
 
         return planned, run_cells(planned, out, lambda _: launcher, variables, locks, problem, until, options.python)
 
@@ -212,14 +212,14 @@ def _exit_code(options: argparse.Namespace, task: "CellTask", outcome: "SweepOut
     Args:
         task: the first cell; with --cell the only one.
     """
-    from pflmpi.sweep.pending import LIMIT, too_many
+    from pflmpi.sweep.pending import MAX_EMPTY_STARTS, count_empty_start
 
     if outcome.failed:
         return _FAILED
-    if options.cell is not None and outcome.stopped and too_many(task, out):
+    if options.cell is not None and outcome.stopped and count_empty_start(task, out):
         raise RunError(
-            f"{task.cell.name} was stopped {LIMIT} times in a row before a round was complete; give its job more "
-            "--time, and submit it again"
+            f"{task.cell.name} was stopped {MAX_EMPTY_STARTS} times in a row before a round was complete; give its job "
+            "more --time, and submit it again"
         )
     return Stopped.exit_code if outcome.stopped else 0
 

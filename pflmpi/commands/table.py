@@ -27,26 +27,35 @@ def run(options: argparse.Namespace) -> int:
     """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, notes, partitions, printed, with_metric
+    from pflmpi.analysis.table import (
+        compute_entries,
+        fill_in_metric,
+        format_entries_csv,
+        format_tables,
+        latex,
+        markdown,
+        notes,
+        partitions,
+    )
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
     table = tables.load(options.table)
-    out = tables.folder(options.table, options.out)
-    cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
-    table = with_metric(table, cells, out)
-    measured = entries(table, cells, out)
+    out = tables.find_sweep_folder(options.table, options.out)
+    cells = tables.select_cells(tables.list_cells(table, options.overrides, options.seeds), options.only)
+    table = fill_in_metric(table, cells, out)
+    measured = compute_entries(table, cells, out)
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]
     texts = {
         "md": markdown(table, measured, commands),
-        "csv": comma_separated(table, measured),
+        "csv": format_entries_csv(table, measured),
         "tex": latex(table, measured, commands),
     }
     files = _write(options.write or out, options.table.stem, texts)
     terminal = console(highlight=False)
     terminal.print(table.title)
-    for matrix in printed(table, measured):
+    for matrix in format_tables(table, measured):
         grid = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
         for row in matrix.rows:
             grid.add_row(*row)
@@ -64,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     """Write a file for each text, by suffix; return their paths."""
     paths = [folder / f"{stem}.{kind}" for kind in texts]
-    with atomic.refusing(f"the table in {folder}", "choose another --write"):
+    with atomic.as_config_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
             path.write_text(text, encoding="utf-8")

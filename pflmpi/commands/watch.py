@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     live = Live(console=terminal, auto_refresh=False) if terminal.is_terminal else nullcontext()
     with live as table:
         while True:
-            states = {path: status.run_status(path) for path in runs}
+            states = {path: status.read_run_status(path) for path in runs}
             running = {path for path, state in states.items() if _is_running(path, state, writers)}
             if table is not None:
                 table.update(_table(states, running), refresh=True)
@@ -80,11 +80,11 @@ def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> boo
 
 def watch_runs(runs: Sequence[Path]) -> Callable[[], bool]:
     """Make a function that tells whether any of the runs is being written, or has not begun yet."""
-    from pflmpi.cluster.status import run_status
+    from pflmpi.cluster.status import read_run_status
     from pflmpi.cluster.waiting import Writers
 
     writers = Writers()
-    return lambda: any([_is_running(run, run_status(run), writers) for run in runs])  # a list: ask for all of them
+    return lambda: any([_is_running(run, read_run_status(run), writers) for run in runs])  # a list: ask for all of them
 
 
 def _print_changes(
@@ -136,13 +136,13 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
 
 
 def _time_left(state: "RunStatus", is_running: bool) -> str:
-    from pflmpi.cluster.status import clock
+    from pflmpi.cluster.status import format_duration
 
     if state.done:
         return "done"
     if not is_running:
         return "ended"
-    return "-" if state.to_end is None else clock(state.to_end)
+    return "-" if state.to_end is None else format_duration(state.to_end)
 
 
 def sparkline(values: Sequence[float]) -> str:

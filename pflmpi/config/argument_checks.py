@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pflmpi.errors import ConfigError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.text import short_repr
 
 
@@ -18,7 +18,7 @@ def wrong_type(name: str, value: object, expected: str) -> ConfigError:
 def as_path(name: str, value: object, expected: str = "a path, as text or pathlib.Path") -> Path:
     """Converts an argument to a path; raises `ConfigError` for anything else."""
     if isinstance(value, str | PathLike):
-        return expanded(value)
+        return expand_path(value)
     raise wrong_type(name, value, expected)
 
 

@@ -20,14 +20,14 @@ from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError
-from pflmpi.learning.measures import measures_of
+from pflmpi.learning.measures import load_measures
 from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.messages.uplink_transforms import UplinkConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
-from pflmpi.registry import Registry, unknown
+from pflmpi.registry import Registry, format_unknown_name
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
 from pflmpi.text import short_repr
 
@@ -98,14 +98,14 @@ def parse(raw: Mapping[str, Any]) -> Config:
         if config.evaluation.measures is None:
             default = [*TASK_KINDS[config.data.task].default_measures]
             config = replace(config, evaluation=config.evaluation.model_copy(update={"measures": default}))
-        measures_of(config.evaluation.measures or ())
+        load_measures(config.evaluation.measures or ())
         return config
 
 
 def _parse(raw: Mapping[str, Any]) -> Config:
     for key in raw:
         if key not in KEYS:
-            raise ConfigError(unknown("key", str(key), list(KEYS)))
+            raise ConfigError(format_unknown_name("key", str(key), list(KEYS)))
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:  # as YAML is read
         raise ConfigError(f"seed = {short_repr(seed)}: must be a whole number from 0 to 2^63 - 1")
@@ -161,7 +161,7 @@ def build_named(name: str, registry: Registry[type[T]], value: object) -> T:
     for key in values:
         if key not in keys.model_fields:
             instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
-            raise ConfigError(f"{unknown(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
+            raise ConfigError(f"{format_unknown_name(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
     return kind(**plain(name, kind, section(name, keys, values)))
 
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pflmpi import outside
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
-from pflmpi.machine import expanded
-from pflmpi.registry import unknown
+from pflmpi.machine import expand_path
+from pflmpi.registry import format_unknown_name
 from pflmpi.text import join_truncated, short_repr
 
 if TYPE_CHECKING:
@@ -76,17 +76,17 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name in ("data", "partition"):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
-            sections[name] = {**part, "path": os.path.abspath(expanded(part["path"], folder))}
+            sections[name] = {**part, "path": os.path.abspath(expand_path(part["path"], folder))}
     for name, key in (("training", "selection"), ("data", "task")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(value := part.get(key), str):
-            path = os.path.abspath(expanded(value, folder)) if value.endswith(".csv") else value
-            sections[name] = {**part, key: outside.located(path, folder)}
+            path = os.path.abspath(expand_path(value, folder)) if value.endswith(".csv") else value
+            sections[name] = {**part, key: outside.make_absolute(path, folder)}
     for name, key in (("data", "transform"), ("evaluation", "measures"), ("output", "trackers")):
         part = sections.get(name)
         if isinstance(part, Mapping) and isinstance(part.get(key), list):
             items = [
-                outside.located(item, folder) if isinstance(item, str) else _locate_object(item, folder)
+                outside.make_absolute(item, folder) if isinstance(item, str) else _locate_object(item, folder)
                 for item in part[key]
             ]
             sections[name] = {**part, key: items}
@@ -101,9 +101,9 @@ def _locate_object(section: Any, folder: Path) -> Any:
         section = {"name": section}
     if not (isinstance(section, Mapping) and isinstance(section.get("name"), str)):
         return section
-    absolute = {"name": outside.located(section["name"], folder)}
+    absolute = {"name": outside.make_absolute(section["name"], folder)}
     if isinstance(section.get("weights"), str):
-        absolute["weights"] = os.path.abspath(expanded(section["weights"], folder))
+        absolute["weights"] = os.path.abspath(expand_path(section["weights"], folder))
     if section["name"] == "mlflow" and "://" not in str(section.get("store")):
         absolute |= _locate_folders(section, ("store",), folder)
     return {**section, **absolute}
@@ -125,7 +125,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         if not equals or not path or (dot and not key):
             raise ConfigError(f"override {short_repr(text)} is not of the form section.key=value")
         if section not in KEYS:
-            raise ConfigError(unknown("section", section, list(KEYS)))
+            raise ConfigError(format_unknown_name("section", section, list(KEYS)))
         if earlier := next((other for other in paths if other.startswith(f"{path}.")), None):
             raise ConfigError(f"override {short_repr(text)} comes after that of {earlier}, a key of it; give it first")
         paths.append(path)
@@ -159,7 +159,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     values = mapping(name, value)
     for key in values:
         if key not in kind.model_fields:
-            raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
+            raise ConfigError(format_unknown_name(f"key in {name}:", key, list(kind.model_fields)))
     check_values(name, values)
     try:
         return kind.model_validate(values, strict=True)
@@ -192,7 +192,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns the keys in which two mappings differ, ascending, with both values; None for a missing one."""
     pairs = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
     return {key: (before, now) for key, (before, now) in pairs.items() if before != now}
@@ -222,7 +222,7 @@ def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
         if problem["type"] == "missing":
             lines.append(f"{where} is missing: {model.model_fields[key].description or 'give a value'}")
         elif problem["type"] == "extra_forbidden":
-            other = unknown(f"key in {'.'.join([name, *outer])}:", key, list(model.model_fields))
+            other = format_unknown_name(f"key in {'.'.join([name, *outer])}:", key, list(model.model_fields))
             lines.append(f"{where} is not permitted: {other}")
         else:
             lines.append(f"{where} = {short_repr(problem['input'])}: {_format_allowed(problem, model, key)}")

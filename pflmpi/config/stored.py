@@ -8,7 +8,7 @@ from typing import Any
 
 from pflmpi import regular_file
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key, differing
+from pflmpi.config.sections import by_key, find_differences
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, verify
@@ -44,13 +44,15 @@ def last_round(values: Mapping[str, Any]) -> int | None:
     return rounds if isinstance(rounds, int) else None
 
 
-def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
+def read_verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     """Reads the configuration and compares it with the newest checkpoint; returns the values, and notes on differences.
 
     Raises:
         CheckpointError: a value that cannot change on resume differs from the newest checkpoint.
     """
-    index = verify.newest_index(run)  # first: it refuses a newer pflmpi, whose other files may differ in any way
+    index = verify.verify_newest_attributes(
+        run
+    )  # first: it refuses a newer pflmpi, whose other files may differ in any way
     if problem := config_file.find_damage(run):
         raise CheckpointError(problem)
     values = read(run)
@@ -58,7 +60,7 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
         return values, ["no checkpoint vouches for its configuration"]
     before, now = by_key(_values_in_checkpoint(run, index, values)), by_key(values)
     notes = []
-    for key, (old, new) in differing(before, now).items():
+    for key, (old, new) in find_differences(before, now).items():
         change = f"{key} = {short_repr(new)} in config.yaml, {short_repr(old)} in round {index['round']}"
         if key in before and key not in _MAY_CHANGE and _without_files(old) != _without_files(new):
             raise CheckpointError(

@@ -126,7 +126,7 @@ def _check_images(name: str, images: np.ndarray, by_sample: dict[str, np.ndarray
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
 
 
-def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:
+def standardise(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:
     """Returns the dataset with its own mean and standard deviation per channel or column (1 for constant ones).
 
     Args:
@@ -155,12 +155,12 @@ def standardise_by_pixel(dataset: Dataset) -> Dataset:
     return replace(dataset, images=images, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
-def unscaled(dataset: Dataset) -> str:
+def describe_unscaled(dataset: Dataset) -> str:
     """Describes the columns or channels of numbers far from mean 0 and deviation 1; "" if there are none."""
     images = dataset.images
     if images.dtype == np.uint8:
         return ""
-    estimate = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
+    estimate = standardise(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
     mean, std = np.array(estimate.mean), np.array(estimate.std)
     far = np.flatnonzero((np.hypot(mean, std) > 10) | (std < 1e-3)).tolist()
     if not far:

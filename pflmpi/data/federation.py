@@ -119,7 +119,7 @@ def _draw_split(dataset: Dataset, partition: PartitionConfig, data: DataConfig, 
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
     and gives out the official test samples by the same class proportions (or by writer). For `auto` see
-    `resolved_split`.
+    `resolve_split`.
 
     Raises:
         DataError: a partition that is impossible with this data.
@@ -128,7 +128,7 @@ def _draw_split(dataset: Dataset, partition: PartitionConfig, data: DataConfig, 
     rng = stream(seed, 0, -1, "partition")
     by_writer = get_partition_key(partition.name) == "writers"
     key = _get_writers(dataset, partition.name) if by_writer else _get_labels(dataset, partition.name)
-    split = resolved_split(data, dataset)
+    split = resolve_split(data, dataset)
     if data.test_per_class is not None and (split == "pooled" or by_writer):
         raise DataError(
             f"data.test_per_class = {data.test_per_class} divides official test samples by class: set data.split: "
@@ -179,7 +179,7 @@ def _warn_without_effect(data: DataConfig, names: Sequence[str], instead: str) -
             logger.warning("data.%s has no effect: %s says which samples of a client are for testing", name, instead)
 
 
-def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:
+def resolve_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:
     """Returns `data.split`, with `auto` resolved: official for the user's own data that marks test samples."""
     if data.split != "auto":
         return data.split
@@ -283,7 +283,7 @@ def _split_by_partition(
     dataset: Dataset, shares: list[tuple[np.ndarray, np.ndarray]], partition: PartitionConfig, data: DataConfig
 ) -> tuple[Samples, Samples]:
     """Checks the result of a partition that returns training and test samples; they are indices of all samples."""
-    split, default = resolved_split(data, dataset), DataConfig.model_fields["test_share"].default
+    split, default = resolve_split(data, dataset), DataConfig.model_fields["test_share"].default
     if split != "pooled" or data.test_share != default:
         raise DataError(
             f"partition {partition.name!r} splits the samples of each client itself, but data.split = {split} and "

@@ -11,14 +11,14 @@ import numpy as np
 from pflmpi import outside
 from pflmpi.data.cache import read_cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset, compute_digest, standardise_by_pixel, standardised
+from pflmpi.data.dataset import Dataset, compute_digest, standardise, standardise_by_pixel
 from pflmpi.data.own_files import has_unclear_channels, read_own
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.data.splits import apportion, merge
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.errors import ConfigError, DataError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.rng import stream
 from pflmpi.text import short_repr
 
@@ -52,7 +52,7 @@ def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
                 f"{shape}: set data.layout to nchw if the channels are before the steps, or to nhwc if they are after "
                 "them (models get them first then); images of one channel are [n, 1, H, W]"
             )
-        dataset = standardised(dataset)
+        dataset = standardise(dataset)
     if config.normalize == "pixel":
         dataset = standardise_by_pixel(dataset)
     if config.limit is None:
@@ -108,7 +108,7 @@ def _read_from_folder(source: Source, config: DataConfig, cache: str | None) -> 
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
     try:
-        root = expanded(folder)
+        root = expand_path(folder)
         with suppress(FileNotFoundError, NotADirectoryError):
             root.stat()  # raises OSError for a name that no file can have; `exists` does not since Python 3.14
         if config.download:

@@ -11,7 +11,7 @@ MARGIN = "{:>6} {:>6} {:>5} {:>4}  "  # client, training samples, test samples, 
 MAX_CLIENTS = 20  # drawn; of the others only the number is given
 
 
-def picture(federation: Federation, width: int) -> RenderableType:
+def draw_partition(federation: Federation, width: int) -> RenderableType:
     """Draws the training samples of each client and class, at most `width` columns wide, but at least 40.
 
     Only the first `MAX_CLIENTS` are drawn.

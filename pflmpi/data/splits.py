@@ -47,7 +47,7 @@ def merge(pieces: list[np.ndarray]) -> np.ndarray:
     return np.sort(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64))
 
 
-def by_owner(samples: np.ndarray, owner: np.ndarray, num_owners: int) -> list[np.ndarray]:
+def group_by_owner(samples: np.ndarray, owner: np.ndarray, num_owners: int) -> list[np.ndarray]:
     """Groups samples [m] by their owner [m]; each group is ascending."""
     return cut(samples[np.lexsort((samples, owner))], np.bincount(owner, minlength=num_owners))
 
@@ -95,7 +95,7 @@ def split_pooled(
         for begin, end in islice(spans, count):
             rng.shuffle(samples[begin:end])
     is_train = np.arange(len(samples)) < np.repeat(begins + num_train, of_class)
-    train, test = (by_owner(samples[mask], client[mask], len(parts)) for mask in (is_train, ~is_train))
+    train, test = (group_by_owner(samples[mask], client[mask], len(parts)) for mask in (is_train, ~is_train))
     return train, test
 
 
@@ -138,7 +138,7 @@ def split_marked(
             f"{source} takes all {sizes[first]} training samples of client {first} for validation, and none is left to "
             "train on; take fewer, or give the client more samples"
         )
-    unmarked, validation = (by_owner(samples[mask], client[mask], len(sizes)) for mask in (~marked, marked))
+    unmarked, validation = (group_by_owner(samples[mask], client[mask], len(sizes)) for mask in (~marked, marked))
     return unmarked, validation
 
 
@@ -184,7 +184,7 @@ def divide_by_class(samples: Sequence[np.ndarray], counts: np.ndarray) -> list[n
     num_clients, totals = len(counts), counts.sum(axis=0).tolist()
     owner = [np.repeat(np.arange(num_clients), column) for column in counts.T]
     assigned = np.concatenate([of_class[:total] for of_class, total in zip(samples, totals, strict=True)])
-    return by_owner(assigned, np.concatenate(owner), num_clients)
+    return group_by_owner(assigned, np.concatenate(owner), num_clients)
 
 
 def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:

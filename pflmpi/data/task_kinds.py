@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pflmpi.registry import Registry, subclass
+from pflmpi.registry import Registry, accept_subclass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,5 +153,5 @@ CLASSIFICATION = Classification()
 TASK_KINDS: Registry[type[TaskKind]] = Registry(
     "task",
     {"classification": Classification, "multilabel": Multilabel, "regression": Regression, "tokens": Tokens},
-    accept=subclass(TaskKind, "summary"),
+    accept=accept_subclass(TaskKind, "summary"),
 )

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from pflmpi.data.dataset import Dataset, standardised
+from pflmpi.data.dataset import Dataset, standardise
 from pflmpi.data.federation import Federation, select_clients
 from pflmpi.errors import DataError
 
@@ -38,7 +38,7 @@ class Division:
         return [int(number) for number in self.numbers[self.trained.num_clients :]]
 
 
-def divide(federation: Federation, share: float, rng: np.random.Generator) -> Division:
+def hold_out_clients(federation: Federation, share: float, rng: np.random.Generator) -> Division:
     """Holds a share of the clients out of training, at least one unless the share is 0.
 
     Raises:
@@ -68,9 +68,9 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
     return Division(select_clients(federation, trained), select_clients(federation, numbers), numbers)
 
 
-def trained_on(division: Division) -> Dataset:
+def standardise_on_trained(division: Division) -> Dataset:
     """Returns the dataset, standardised by the samples of the trained clients alone."""
     federation = division.trained
     if not division.unseen_numbers:
         return federation.dataset
-    return standardised(federation.dataset, np.unique(np.concatenate([*chain(*federation.samples)])))
+    return standardise(federation.dataset, np.unique(np.concatenate([*chain(*federation.samples)])))

@@ -32,7 +32,7 @@ from pflmpi.text import first_line
 from pflmpi.transports.base import Buffer, Transport, exit_unconnected
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.slurm import in_step, num_tasks
+from pflmpi.transports.slurm import is_in_step, read_num_tasks
 
 if TYPE_CHECKING:
     import torch
@@ -206,9 +206,9 @@ def _read_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_JOB_ID" not in environ:
         return {}
     variables = {name: environ.get(variable, "") for name, variable in _SLURM.items()}
-    if not in_step(environ):
+    if not is_in_step(environ):
         variables["step"] = ""
-    return {**variables, "tasks": num_tasks(environ) or ""}
+    return {**variables, "tasks": read_num_tasks(environ) or ""}
 
 
 def _read_versions() -> tuple[dict[str, str], dict[str, str]]:
@@ -267,16 +267,16 @@ def try_device(device: Device, peers: Sequence[Peer], rank: int, config: "Config
     """Tries the device that a run would give this rank."""
     if device.error:
         return device
-    from pflmpi.runtime.devices import device_of, place
+    from pflmpi.runtime.devices import choose_gpus, find_device
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     changes: dict[str, Any] = {"name": "CPU"}
     try:
         if runtime.device != "cpu":
             machine.gpus(device.visible)  # for its error
-        placed = place(peers, runtime, training)
+        placed = choose_gpus(peers, runtime, training)
         if placed.number[rank] is not None:
-            changes = read_gpu(device_of(placed, rank))
+            changes = read_gpu(find_device(placed, rank))
     except PflmpiError as error:
         changes = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
@@ -290,12 +290,12 @@ def try_messages(transport: Transport, config: "Config | None") -> str:
     Raises:
         TransportError: messages do not arrive, or NCCL does not start.
     """
-    from pflmpi.runtime.devices import device_of, gpu_messages, place_ranks
+    from pflmpi.runtime.devices import find_device, gpu_messages, place_ranks
 
     runtime = config.runtime if config else RuntimeConfig()
     placed, (rank, size) = place_ranks(transport.peers, runtime), (transport.rank, transport.size)
     between_gpus = gpu_messages(placed, transport.name, runtime.between_gpus)
-    device = device_of(placed, rank)
+    device = find_device(placed, rank)
     if between_gpus.ranks:
         transport.use_gpus(between_gpus.ranks, device)
 
@@ -412,7 +412,7 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
 def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
     """Finds the files of the dataset and a saved partition; without a configuration, the data folder."""
     root = (config.data.root if config else None) or environ.get("PFLMPI_DATA", "")
-    folder = machine.expanded(root)
+    folder = machine.expand_path(root)
     if config is None:
         missing = f"PFLMPI_DATA = {root!r} is no folder" if root and not folder.is_dir() else ""
         return Data(root=root, error=missing)

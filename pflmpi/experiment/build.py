@@ -19,20 +19,20 @@ from pflmpi.config.load import Config
 from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
-from pflmpi.data.unseen import Division, divide, trained_on
+from pflmpi.data.unseen import Division, hold_out_clients, standardise_on_trained
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.padding_check import check_padding, find_lane_problem
 from pflmpi.experiment.run_weights import run_weights
-from pflmpi.learning.measures import Measure, measures_of
+from pflmpi.learning.measures import Measure, load_measures
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import HOST, SERVER, Task
-from pflmpi.learning.transforms import Transform, transform_of
+from pflmpi.learning.transforms import Transform, load_transform
 from pflmpi.messages.declared import Declared
 from pflmpi.models.base import Model
-from pflmpi.models.frozen import Frozen, frozen_paths, matching, parameter_names
+from pflmpi.models.frozen import Frozen, find_frozen_paths, match_parameters, parameter_names
 from pflmpi.models.torch_module import ModuleArchitecture, ModuleModel
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
@@ -43,7 +43,7 @@ from pflmpi.runtime.executors.base import Executor, Loop
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.transfers import device_memory
-from pflmpi.runtime.placement import Placement, place
+from pflmpi.runtime.placement import Placement, make_placement
 from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
@@ -83,7 +83,7 @@ class Experiment:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """The measures besides accuracy, which tasks of classes always have."""
-        task_kind, measures = self.federation.dataset.task_kind, measures_of(self.config.evaluation.measures or ())
+        task_kind, measures = self.federation.dataset.task_kind, load_measures(self.config.evaluation.measures or ())
         return {name: measure for name, measure in measures.items() if name != "accuracy" or not task_kind.classes}
 
     @property
@@ -192,13 +192,13 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
             f"evaluation.unseen = {config.evaluation.unseen} with data.normalize = pixel, which computes with the "
             "samples of all clients; choose standard, which leaves unseen ones out"
         )
-    division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
-    dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
+    division = hold_out_clients(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
+    dataset = standardise_on_trained(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients
     bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
-    transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
+    transform = load_transform(config.data.transform, torch.tensor(dataset.images[:2]))
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
     return experiment.with_executor(config.runtime)
@@ -219,12 +219,14 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
         return task
     head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
     names = parameter_names(task.like(), head)
-    if paths := frozen_paths(model, architecture, names):
+    if paths := find_frozen_paths(model, architecture, names):
         frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), (*paths, *architecture.constants))
         frozen.on(device)
         task = task.replace(frozen=frozen)
     trained = {path: name for path, name in names.items() if path not in paths}
-    personal = () if model.personal is None else matching("model.personal", model.personal, trained, architecture.name)
+    personal = (
+        () if model.personal is None else match_parameters("model.personal", model.personal, trained, architecture.name)
+    )
     return task.replace(personal=personal)
 
 
@@ -317,7 +319,7 @@ def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = Non
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
     declared = Declared(up, down, federation.class_counts > 0, federation.num_train, config.uplink)
-    placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
+    placement = make_placement(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,
         placement=placement,

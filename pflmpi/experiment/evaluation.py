@@ -20,11 +20,11 @@ from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
 from pflmpi.learning.measures import Measure
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.messages.downlink import Homes, Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.counts import Counts, in_client_order
+from pflmpi.runtime.counts import Counts, sort_by_client
 from pflmpi.runtime.evaluation import evaluate, evaluate_trained
 from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
@@ -65,7 +65,7 @@ def count_trained(
     """Test the trained clients of a run with the state of a checkpoint, exactly as the run tests them.
 
     Args:
-        experiment: of the run, or with other test samples, see `tested_on`.
+        experiment: of the run, or with other test samples, see `replace_test_samples`.
         update: called with the number of groups of clients that are done, and of all.
         after_training: whether to train each client as in the next round before it is tested.
         measures: in place of those of the run.
@@ -89,7 +89,7 @@ def count_trained(
         else:
             counts.append(evaluate(ready.executor, population, reply, [group], round))
         update(done, len(groups))
-    return in_client_order(groups, counts, ready.executor.untested([]))
+    return sort_by_client(groups, counts, ready.executor.untested([]))
 
 
 def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
@@ -102,11 +102,11 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
-    shared, kept = for_newcomers(ready, run, round), restore.read_kept(ready, run, round)
+    shared, kept = compute_newcomer_messages(ready, run, round), restore.read_kept(ready, run, round)
     return evaluate_unseen(ready.unseen, _ALONE, restore.read_server(run, round), shared, kept, round)
 
 
-def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
+def compute_newcomer_messages(ready: Setup, run: Path, round: int) -> Messages:
     """Computes the messages that are the same for all newcomers after a round of a run."""
     assert ready.unseen is not None
     shared = _publish(ready, run, round, np.empty(0, np.int64)).shared
@@ -117,7 +117,7 @@ def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
     return {**shared, **mean_answers(ready.unseen, _ALONE, population)}
 
 
-def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
+def replace_test_samples(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
     """Returns the experiment with other test samples for its trained or its unseen clients.
 
     Args:
@@ -196,7 +196,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
     Raises:
         UserError: there is no such data.
     """
-    path = expanded(text)
+    path = expand_path(text)
     if path.exists() or text not in list(SOURCES):
         layout = config.layout if may_hold_arrays(path) else None
         changes = {"path": str(path), "name": Path(text).stem, "limit": None, "layout": layout}

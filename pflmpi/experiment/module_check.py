@@ -14,9 +14,9 @@ from pflmpi.learning.client import Batch, model_loss, task_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.models.built_module import equal
-from pflmpi.models.frozen import without
-from pflmpi.models.module_parts import nested, parameters
+from pflmpi.models.built_module import are_equal
+from pflmpi.models.frozen import remove_paths
+from pflmpi.models.module_parts import parameters_by_path, unflatten_names
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import first_line
@@ -103,7 +103,7 @@ def _train_plainly(architecture: ModuleArchitecture, task: Task, batches: Sequen
     with torch.no_grad():
         for path, value in _paths(module, architecture).items():
             value.copy_(tree.at(initial, path))
-    for path, parameter in parameters(module, architecture.recipe.head).items():
+    for path, parameter in parameters_by_path(module, architecture.recipe.head).items():
         parameter.requires_grad_(path not in task.frozen.paths)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     velocities: dict[int, Tensor] = {}
@@ -125,14 +125,14 @@ def _train_plainly(architecture: ModuleArchitecture, task: Task, batches: Sequen
         reason = first_line(error)
         raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {reason}") from error
     values = {path: value.detach() for path, value in _paths(module, architecture).items()}
-    return {"model": without(tree.unflatten(values), task.frozen.paths), "scores": scores}
+    return {"model": remove_paths(tree.unflatten(values), task.frozen.paths), "scores": scores}
 
 
 def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Tensor]:
     """Returns the tensors of a whole module by their paths in a model."""
     stats = {name: value for name, value in module.named_buffers() if name in architecture.findings.state}
-    paths: dict[str, Tensor] = {**parameters(module, architecture.recipe.head)}
-    return paths | {f"stats/{path}": value for path, value in tree.leaves(nested(stats))}
+    paths: dict[str, Tensor] = {**parameters_by_path(module, architecture.recipe.head)}
+    return paths | {f"stats/{path}": value for path, value in tree.leaves(unflatten_names(stats))}
 
 
 def _train_in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
@@ -147,7 +147,7 @@ def _train_in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
     except Exception as error:
         reason, name = first_line(error), task.architecture.name
         raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {reason}{_SWITCH}") from error
-    if changed := [path for path, value in tree.leaves(before) if not equal(value, tree.at(model, path))]:
+    if changed := [path for path, value in tree.leaves(before) if not are_equal(value, tree.at(model, path))]:
         raise ConfigError(
             f"model {task.architecture.name} changes {changed[0]} in a forward pass in evaluation, once it is trained; "
             f"what a model changes by itself are buffers, while it is trained{_SWITCH}"
@@ -190,8 +190,8 @@ def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]
         for path, target in tree.leaves(tree.part(plain, "model")):
             value, start = tree.at(tree.part(result, "model"), path), tree.at(initial, path)
             change, error = _largest_difference(target, start), _largest_difference(value, target)
-            if not error <= _ABSOLUTE + _RELATIVE * change and not equal(value, target):
-                what = "does not move" if equal(value, start) else f"is off by {error:.2g}"
+            if not error <= _ABSOLUTE + _RELATIVE * change and not are_equal(value, target):
+                what = "does not move" if are_equal(value, start) else f"is off by {error:.2g}"
                 cause = _CAUSES[path.partition("/")[0]]
                 return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {change:.2g}; {cause}"
         if "scores" in result:
@@ -220,7 +220,7 @@ def _check_sample_alone(task: Task, model: Tree, x: Tensor) -> None:
 
 def _are_close(scores: Tensor, target: Tensor) -> bool:
     allowed = 10 * _ABSOLUTE + _RELATIVE * _largest_difference(target, 0 * target)
-    return _largest_difference(scores, target) <= allowed or equal(scores, target)
+    return _largest_difference(scores, target) <= allowed or are_equal(scores, target)
 
 
 def _largest_difference(value: Tensor, target: Tensor) -> float:

@@ -12,7 +12,7 @@ from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.load import Config
-from pflmpi.config.sections import differing
+from pflmpi.config.sections import find_differences
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import OwnSource
@@ -22,7 +22,7 @@ from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
-from pflmpi.registry import Registry, unknown
+from pflmpi.registry import Registry, format_unknown_name
 from pflmpi.store.module_file import sha256
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -73,7 +73,7 @@ def find_code_changes(
     now = {place: digest for place, digest in code_hashes(config).items() if place in both}
     changed = [
         f"the code of {place} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
-        for place, (old, new) in differing(before, now).items()
+        for place, (old, new) in find_differences(before, now).items()
     ]
     if changed and not allowed:
         raise CheckpointError(
@@ -111,17 +111,17 @@ def use_moved_files(values: Mapping[str, Any], config: Config) -> dict[str, Any]
     return {key: move_section(key, value) for key, value in values.items()}
 
 
-def named(name: str) -> list[tuple[str, str, Any]]:
+def find_named_objects(name: str) -> list[tuple[str, str, Any]]:
     """Finds what a configuration can name so: section, name, object. Files are relative to the working directory.
 
     Raises:
         ConfigError: there is nothing of that name.
     """
-    name = outside.located(name, Path())
+    name = outside.make_absolute(name, Path())
     if not outside.is_reference(name):
         registries = {section: registry for section, registry in REGISTRIES.items() if name in list(registry)}
         if not registries:
-            raise ConfigError(unknown("name", name, [*chain(*REGISTRIES.values())], near=3))
+            raise ConfigError(format_unknown_name("name", name, [*chain(*REGISTRIES.values())], near=3))
         return [(section, name, registry[name]) for section, registry in registries.items()]
     kind = outside.load(name)
     section = _section(name, kind)

@@ -14,7 +14,7 @@ from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Messages
-from pflmpi.models.built_module import equal
+from pflmpi.models.built_module import are_equal
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import calling, check_returned, state_and_messages
@@ -89,7 +89,7 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
 
 def _different_bits(one: Tree, other: Tree) -> list[str]:
     """Returns the paths whose leaves differ in any bit."""
-    return [path for path, leaf in tree.leaves(one) if not equal(leaf, tree.at(other, path))]
+    return [path for path, leaf in tree.leaves(one) if not are_equal(leaf, tree.at(other, path))]
 
 
 def _beyond_rounding(one: Tree, other: Tree) -> list[str]:

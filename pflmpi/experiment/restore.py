@@ -20,8 +20,8 @@ from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import KeptRows
-from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
-from pflmpi.runtime.devices import fix_kernels, own_device
+from pflmpi.runtime.client_state import Population, allocate, find_row_types, tree_from_arrays
+from pflmpi.runtime.devices import choose_device, fix_kernels
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, pruning, run_folder, verify
@@ -63,7 +63,7 @@ def _find_newest_matching(run: Path, experiment: Experiment) -> int:
     Raises:
         CheckpointError: there is none, or its configuration or state does not match.
     """
-    done, problems = verify.newest_good(run)
+    done, problems = verify.find_newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
     stored_config.check_round(run, done, experiment.config)
@@ -87,7 +87,7 @@ def array_difference(run: Path, round: int, experiment: Experiment, now: str) ->
 def differing_client_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
     """Returns the path of an array that clients keep either on disk or here, or in another shape; None if all agree."""
     stored_kinds = run_folder.read_kinds(run, round)
-    for cohort, kinds in row_kinds(templates).items():
+    for cohort, kinds in find_row_types(templates).items():
         if path := _first_difference(kinds, stored_kinds.get(cohort, {})):
             return path
     return None
@@ -147,7 +147,7 @@ def continuing(run: Path) -> Iterator[None]:
         raise CheckpointError(f"{run} cannot be continued: {what}; {remedy(error)}") from error
 
 
-def reopened(
+def reopen(
     run: Path, overrides: Sequence[str], device: torch.device | None = None, *, changed_code: bool = False
 ) -> Experiment:
     """Reopens the experiment of a run, on the data that it was made with; for overrides see `stored_config`.
@@ -158,14 +158,14 @@ def reopened(
     """
     config = stored_config.stored_config(run, overrides)
     if device is None:
-        device = own_device(config.runtime)
+        device = choose_device(config.runtime)
         fix_kernels(device, config.runtime, config.training)
     return rebuild(run, config, device, changed_code)
 
 
 def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
-    """Builds the experiment of a configuration on the data of a run; for `changed_code` see `reopened`."""
-    stored_config.changed_code(run, config, changed_code)
+    """Builds the experiment of a configuration on the data of a run; for `find_changed_code` see `reopen`."""
+    stored_config.find_changed_code(run, config, changed_code)
     with outside.as_config_error():
         first = draft(config, load_federation(config), device)
         return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor))
@@ -202,7 +202,7 @@ def _read_normalisation(run: Path) -> dict[str, np.ndarray]:
 
 def read_server(run: Path, round: int) -> Tree:
     """Reads the state of the server after a round."""
-    return from_flat(run_folder.read_server(run, round))
+    return tree_from_arrays(run_folder.read_server(run, round))
 
 
 def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) -> Population:

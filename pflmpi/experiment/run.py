@@ -18,12 +18,12 @@ import torch
 import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
-from pflmpi.atomic import refusing
+from pflmpi.atomic import as_config_error
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
-from pflmpi.data.dataset import unscaled
-from pflmpi.data.federation import Federation, resolved_split
+from pflmpi.data.dataset import describe_unscaled
+from pflmpi.data.federation import Federation, resolve_split
 from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.experiment import build, privacy, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
@@ -35,7 +35,7 @@ from pflmpi.models import MODELS
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.client_state import Population, allocate, check_scratch, folder_of, initialise
+from pflmpi.runtime.client_state import Population, allocate, check_scratch, choose_state_folder, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.exchange import check_server_memory
@@ -53,7 +53,7 @@ from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
 from pflmpi.text import for_shell, join_truncated
 from pflmpi.transports.base import Transport
-from pflmpi.transports.peers import names
+from pflmpi.transports.peers import describe_ranks
 from pflmpi.tree import Tree
 
 Resume = Literal["never", "if_there", "always"]
@@ -148,7 +148,7 @@ def _record_privacy(recorded: dict[str, Any], experiment: Experiment, transport:
 def _resumed_config(run: Path, config: Config, transport: Transport, changed_code: bool) -> Config:
     """Returns the configuration to resume with; refuses or logs changed code from outside the package."""
     config = all_or_none(transport, lambda: stored_config.resume_config(run, config))
-    for change in all_or_none(transport, lambda: stored_config.changed_code(run, config, changed_code)):
+    for change in all_or_none(transport, lambda: stored_config.find_changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     return config
 
@@ -226,13 +226,13 @@ def _log_assumptions(experiment: Experiment) -> None:
             name, head = architecture.name, architecture.recipe.head
             _log.warning("model %s: its head %s is made anew for %d classes", name, head, architecture.num_classes)
     chosen = config.data.split == "auto" and config.partition.path is None
-    if chosen and resolved_split(config.data, dataset) == "official":
+    if chosen and resolve_split(config.data, dataset) == "official":
         marked = int(dataset.official_test.sum())
         _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
     if dataset.official_validation is not None and experiment.federation.validation:
         _log.warning("validates on the %d samples that the data marks so", experiment.federation.num_validation.sum())
     tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
-    if config.data.normalize == "fixed" and not tokens and (problem := unscaled(dataset)):
+    if config.data.normalize == "fixed" and not tokens and (problem := describe_unscaled(dataset)):
         _log.warning("%s", problem)
 
 
@@ -245,7 +245,7 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
 
     def locked() -> str:
         locks.append(lock := take(run, context.jobs, context.take_over))
-        with refusing(f"the run folder {run}", "choose another folder"):
+        with as_config_error(f"the run folder {run}", "choose another folder"):
             job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
         return f"{lock.token} {id_of_run()}"
 
@@ -284,7 +284,7 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
     Args:
         anew: whether to allow the folder of a run that was stopped before its first checkpoint.
     """
-    with refusing(f"the run folder {run}", "choose another --out"):
+    with as_config_error(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)
@@ -351,7 +351,7 @@ def _allocated(setup: Setup, experiment: Experiment, run: Path, transport: Trans
     def allocated() -> Population:
         check_server_memory(setup, ahead, memory().free)
         hosted = setup.placement.hosted(transport.rank)
-        return allocate(experiment.cohort, hosted, setup.templates, folder_of(config.runtime, run))
+        return allocate(experiment.cohort, hosted, setup.templates, choose_state_folder(config.runtime, run))
 
     return all_or_none(transport, allocated)
 
@@ -399,8 +399,9 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
         for part, value in first.items():
             if ranks := [rank for rank, hashes in enumerate(others, start=1) if hashes.get(part) != value]:
                 raise RunError(
-                    f"{names(ranks, transport.peers)}: {part} is not rank 0's; use one environment, one configuration "
-                    "and the same data on all hosts (`pflmpi doctor`, started in the same way, compares them)"
+                    f"{describe_ranks(ranks, transport.peers)}: {part} is not rank 0's; use one environment, one "
+                    "configuration and the same data on all hosts (`pflmpi doctor`, started in the same way, compares "
+                    "them)"
                 )
         return ""
 

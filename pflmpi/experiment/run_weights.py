@@ -14,7 +14,7 @@ from pflmpi.learning import personal
 from pflmpi.learning.personal import MODEL_PARTS, ModelExpression, NotAModel
 from pflmpi.learning.task import SERVER, Task
 from pflmpi.models.base import run_reference
-from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.client_state import tree_from_arrays
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.store import run_folder, verify
 from pflmpi.store.layout import Layout
@@ -41,7 +41,7 @@ class RunWeights:
     @cached_property
     def server(self) -> Tree:
         """The parts of a model that the server keeps."""
-        state = from_flat(run_folder.read_server(self.run, self.round))
+        state = tree_from_arrays(run_folder.read_server(self.run, self.round))
         subtrees = [state[name] for name in _SERVER_MODELS if isinstance(state.get(name), dict)]
         for subtree in (*subtrees, state):
             assert isinstance(subtree, dict)
@@ -94,7 +94,7 @@ class RunWeights:
         return personal.assemble(self.personal, kept, received)
 
 
-_block_length = lru_cache(maxsize=1)(run_folder.block_length)
+_block_length = lru_cache(maxsize=1)(run_folder.count_clients_per_block)
 
 
 @lru_cache(maxsize=1)  # clients are initialised one after the other
@@ -104,10 +104,10 @@ def _read_block(weights: RunWeights, number: int) -> dict[int, tuple[Tree, Tree]
     ids = np.arange(len(weights.layout.file))[number * length : (number + 1) * length]
     messages = run_folder.read_received(weights.run, weights.round, ids)
     block: dict[int, tuple[Tree, Tree]] = {}
-    states = run_folder.by_client(run_folder.read_clients_of_layout(weights.run, weights.layout, ids))
+    states = run_folder.split_by_client(run_folder.read_clients_of_layout(weights.run, weights.layout, ids))
     for client, arrays in states.items():
-        kept = from_flat({path: _as_number(np.array(array)) for path, array in arrays.items()})
-        received = from_flat({path: np.array(rows[client - ids[0]]) for path, rows in messages.items()})
+        kept = tree_from_arrays({path: _as_number(np.array(array)) for path, array in arrays.items()})
+        received = tree_from_arrays({path: np.array(rows[client - ids[0]]) for path, rows in messages.items()})
         kept_messages = kept.get(RECEIVED)
         if isinstance(kept_messages, dict):
             received |= kept_messages

@@ -14,7 +14,7 @@ import pflmpi
 from pflmpi import outside, tree
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
-from pflmpi.config.sections import by_key, differing, override
+from pflmpi.config.sections import by_key, find_differences, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
@@ -22,7 +22,7 @@ from pflmpi.experiment.outside_code import find_code_changes, use_moved_files
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
-from pflmpi.models.built_module import equal, read_state_dict
+from pflmpi.models.built_module import are_equal, read_state_dict
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.module_names import module_names
 from pflmpi.runtime.config import FREE_ON_RESUME
@@ -108,7 +108,7 @@ def _entries(experiment: Experiment, number: int) -> Entries:
         paths, constants = {name: path for path, name in module_names(whole).items()}, {}
     in_file = read_state_dict(Path(file)) if file is not None and frozen else {}
     for name, path in list(paths.items()):
-        if path in frozen and name in in_file and equal(in_file[name], frozen[path]):
+        if path in frozen and name in in_file and are_equal(in_file[name], frozen[path]):
             paths[name] = FROM_FILE
         elif path in frozen:
             paths[name], constants[name] = CONSTANT, frozen[path]
@@ -211,7 +211,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     return (*before, *new)
 
 
-def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
+def find_changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
     """Lists changes of code from outside the package since a run was written; raises unless they are allowed."""
     return find_code_changes(run, stored.read(run)["recorded"].get("code", {}), values(run), config, allowed)
 
@@ -253,7 +253,7 @@ def values(run: Path) -> dict[str, Any]:
 
 def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """Returns the values before and now, by dotted key, in which two configurations differ."""
-    return differing(by_key(before.resolved()), by_key(now.resolved()))
+    return find_differences(by_key(before.resolved()), by_key(now.resolved()))
 
 
 def _check_changes(run: Path, differences: Mapping[str, tuple[Any, Any]], config: Config) -> None:

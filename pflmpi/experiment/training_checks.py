@@ -17,14 +17,14 @@ from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
-from pflmpi.learning.measures import MEASURES, Measure, values_of
+from pflmpi.learning.measures import MEASURES, Measure, compute_measures
 from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
 from pflmpi.learning.task import HOST, Task
-from pflmpi.learning.training import Pass, TrainingConfig, num_samples
+from pflmpi.learning.training import Pass, TrainingConfig, count_samples
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Mean, OwnClasses, Uplink, as_messages
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling
@@ -188,7 +188,9 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
     """Raise `ConfigError` for an early stop by a metric that is never measured."""
     algorithm, task, why = trial.algorithm, trial.tasks[0], ""
     if stop.metric not in (columns := metric_columns([*trial.measures], simulated=False)):
-        raise ConfigError(f"training.stop.metric: {unknown('column', stop.metric, columns)}; see evaluation.measures")
+        raise ConfigError(
+            f"training.stop.metric: {format_unknown_name('column', stop.metric, columns)}; see evaluation.measures"
+        )
     if stop.metric.startswith("unseen") and trial.federation.validation:
         why = "rounds are chosen by validation samples, and unseen clients have none"
     elif stop.metric.startswith("unseen"):
@@ -235,7 +237,7 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
             )
     try:
         scores, labels = rng.normal(size=(count, *task.score_shape)), draw_labels(task, (count,), rng).numpy()
-        values_of(measures, *task.kind.scored(scores, labels))
+        compute_measures(measures, *task.kind.scored(scores, labels))
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
 
@@ -287,7 +289,7 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
     largest = int(num_train.argmax())
     idle = np.zeros(len(num_train), bool)
     for name, length in passes.items():
-        samples = np.array([num_samples(int(count), length) for count in num_train])
+        samples = np.array([count_samples(int(count), length) for count in num_train])
         if (steps := training.num_steps(int(samples[largest]), length)) > _MOST_STEPS:
             raise ConfigError(
                 f"the pass {name!r} of client {largest} has {steps} steps in one round; allowed are {_MOST_STEPS}: "

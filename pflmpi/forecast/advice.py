@@ -7,12 +7,12 @@ from pathlib import Path
 from pflmpi import machine, text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
-from pflmpi.runtime.client_state import folder_of
+from pflmpi.runtime.client_state import choose_state_folder
 from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from pflmpi.text import format_bytes
 
 
-def problems(forecast: Forecast, folder: Path) -> list[str]:
+def find_problems(forecast: Forecast, folder: Path) -> list[str]:
     """Returns what does not fit, each with what to change.
 
     Args:
@@ -36,7 +36,7 @@ def gpu_bytes(forecast: Forecast) -> dict[tuple[int, int], float]:
     return needed
 
 
-def useless(forecast: Forecast) -> Iterator[str]:
+def find_useless_ranks(forecast: Forecast) -> Iterator[str]:
     """Yields which ranks would be idle or compete for cores, and why."""
     count, cores, threads = forecast.ranks.count, forecast.resources.cores, forecast.ranks.runtime.threads
     busy = {
@@ -113,7 +113,7 @@ def _check_gpus(forecast: Forecast) -> Iterator[str]:
 def _check_disk(forecast: Forecast, folder: Path) -> Iterator[str]:
     folder, config = machine.nearest_existing(folder), forecast.experiment.config
     settings, checkpoints, state = config.checkpoint, forecast.disk.most, forecast.state_on_disk
-    scratch = folder_of(config.runtime, folder)
+    scratch = choose_state_folder(config.runtime, folder)
     if scratch is not None and scratch != folder:
         needed = state / forecast.resources.nodes
         if scratch.is_dir() and needed > (free := shutil.disk_usage(scratch).free):

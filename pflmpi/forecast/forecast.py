@@ -21,7 +21,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.machine import own_memory
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.traffic import wire_bytes
-from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
+from pflmpi.runtime.devices import check_cpu_settings, choose_device, fix_kernels
 from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
@@ -176,14 +176,14 @@ def _choose_transport(config: Config, ranks: int) -> TransportName:
 def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     """Prepares the experiment as the run would, on this machine's device; also returns this process's memory."""
     if not on_gpu:
-        refuse_on_cpu(config.training)
+        check_cpu_settings(config.training)
     files = own_memory("RssFile")  # which processes of a node share; 0 if the system does not say
     federation = load_federation(config)
     config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
     loaded, mapped = read_resident(), mapped_bytes(federation)
     read = min(mapped, max(own_memory("RssFile") - files, 0))  # of what is mapped
     data = data_bytes(federation)
-    here = own_device(config.runtime) if on_gpu else HOST
+    here = choose_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
     first = draft(config, federation, here)

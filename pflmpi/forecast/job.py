@@ -7,8 +7,8 @@ from math import ceil
 from pathlib import Path
 
 from pflmpi.cluster import submission
-from pflmpi.cluster.batch_script import BatchScript, Options, effective, ranks
-from pflmpi.cluster.status import clock, run_status
+from pflmpi.cluster.batch_script import BatchScript, Options, count_ranks, resolve_options
+from pflmpi.cluster.status import format_duration, read_run_status
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -31,7 +31,9 @@ class Unmeasured(ConfigError):
     """No earlier run tells how long the rounds of a job will take."""
 
 
-def sized(batch: BatchScript, runs: Mapping[Path, Config], out: Path, environ: Mapping[str, str]) -> BatchScript:
+def resolve_auto_options(
+    batch: BatchScript, runs: Mapping[Path, Config], out: Path, environ: Mapping[str, str]
+) -> BatchScript:
     """Returns the job with `auto` options replaced, and the memory that was forecast for it.
 
     Args:
@@ -42,12 +44,12 @@ def sized(batch: BatchScript, runs: Mapping[Path, Config], out: Path, environ: M
         ConfigError: `--mem` is less than a run needs, or an `auto` option cannot be determined.
         Unmeasured: `--time=auto` cannot be determined.
     """
-    partition = submission.partition_name(effective(batch.options, batch.others), environ)
+    partition = submission.partition_name(resolve_options(batch.options, batch.others), environ)
     # Configurations that differ in the seed alone need about the same.
     configs = {repr({**config.resolved(), "seed": None}): config for config in runs.values()}.values()
     if batch.options.get("ntasks") == "auto":
         num_ranks = _count_useful_ranks(
-            effective(batch.options, batch.others), configs, submission.partition(partition, environ)[1]
+            resolve_options(batch.options, batch.others), configs, submission.partition(partition, environ)[1]
         )
         batch = _set_option(batch, "ntasks", str(num_ranks))
     if (memory := batch.options.get("mem")) and (memory == "auto" or not batch.array):
@@ -92,10 +94,10 @@ def _count_useful_ranks(options: Options, configs: Collection[Config], cores: in
 
 def _set_memory(batch: BatchScript, configs: Collection[Config]) -> BatchScript:
     """Returns the job with `--mem=auto` replaced, and its planned memory set if it could be forecast."""
-    options, memory = effective(batch.options, batch.others), batch.options["mem"] or ""
+    options, memory = resolve_options(batch.options, batch.others), batch.options["mem"] or ""
     nodes, needed = _parse_number(options, "nodes", 1), 0
     for config in configs:
-        num_ranks = ranks(options, config.runtime.threads)[0] or 1
+        num_ranks = count_ranks(options, config.runtime.threads)[0] or 1
         try:
             forecast = _predict(config, options, num_ranks, ceil(num_ranks / nodes))
         except UserError as error:
@@ -128,9 +130,9 @@ def _estimate_minutes(
     batch: BatchScript, runs: Mapping[Path, Config], out: Path, partition: str, environ: Mapping[str, str]
 ) -> int:
     """Estimates the minutes of the longest task; a job that requeues itself gets at most its partition's limit."""
-    options, needs = effective(batch.options, batch.others), []
+    options, needs = resolve_options(batch.options, batch.others), []
     for run, config in runs.items():
-        num_ranks = ranks(options, config.runtime.threads)[0]
+        num_ranks = count_ranks(options, config.runtime.threads)[0]
         per_round = _read_seconds_per_round(run, config, num_ranks, out, partition)
         if per_round is None:
             on = f"{pluralize(num_ranks, 'rank')} in " if num_ranks else ""
@@ -145,8 +147,9 @@ def _estimate_minutes(
     limit = submission.partition(partition, environ)[0]
     if needed > limit and not batch.requeue:
         raise ConfigError(
-            f"--time=auto: the job needs {clock(needed)}, and {partition or 'the default partition'} allows "
-            f"{clock(limit)}; take more ranks or another partition, or add --requeue, by which it goes on in a next job"
+            f"--time=auto: the job needs {format_duration(needed)}, and {partition or 'the default partition'} allows "
+            f"{format_duration(limit)}; take more ranks or another partition, or add --requeue, by which it goes on in "
+            "a next job"
         )
     return int(limit // 60) if needed > limit else ceil(needed / 60)
 
@@ -160,9 +163,9 @@ def _read_seconds_per_round(
     """
     seconds = []
     for folder in sorted(path.parent for path in run.parent.glob("*/jobs.txt")):
-        submissions = job_file.submissions(folder) or job_file.submissions(out)
+        submissions = job_file.read_submissions(folder) or job_file.read_submissions(out)
         partitions = [record.partition for record in submissions.values()][-1:]
-        state = run_status(folder) if partitions in ([], [None], [partition]) else None
+        state = read_run_status(folder) if partitions in ([], [None], [partition]) else None
         if state is None or state.per_round is None:
             continue
         if num_ranks is not None and state.ranks is not None and num_ranks != state.ranks:

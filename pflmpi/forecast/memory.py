@@ -10,7 +10,7 @@ from pflmpi.forecast.bytes import StateSizes, pool_bytes
 from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.traffic import Traffic
-from pflmpi.runtime.devices import CONTEXT, GpuMessages
+from pflmpi.runtime.devices import CUDA_CONTEXT_BYTES, GpuMessages
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -75,7 +75,9 @@ def forecast_memory(
         is_copied = pool > most_resident and not features
         in_transit = _transit_bytes(rounds, rank, up + sizes.client + (samples if is_copied else 0)) if on_gpu else 0.0
         if on_gpu:
-            device += CONTEXT + (0 if is_copied else pool) + in_transit + _sum_bytes(setup, rounds, rank) + nccl
+            device += (
+                CUDA_CONTEXT_BYTES + (0 if is_copied else pool) + in_transit + _sum_bytes(setup, rounds, rank) + nccl
+            )
             device += _exchange_bytes(rounds, rank, ranks.messages)
             device += sum(task.frozen.num_bytes for task in setup.executor.tasks)
         computes = any(plan.training[rank] or plan.testing[rank] for plan in rounds)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-NAME = re.compile("[a-z][a-z0-9_]*")  # of a diagnostic, which becomes part of file names
+DIAGNOSTIC_NAME = re.compile("[a-z][a-z0-9_]*")  # of a diagnostic, which becomes part of file names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pflmpi.learning.main_measure import judged_by, lower_is_better
+from pflmpi.learning.main_measure import choose_judging_column, lower_is_better
 from pflmpi.text import pluralize
 
 _METRICS = (
@@ -66,7 +66,7 @@ class EarlyStop:
         """Adds the line of the next round; rounds in which the metric was not measured do not count."""
         if self._config is None:
             return
-        self._column = judged_by(self._config.metric, line)
+        self._column = choose_judging_column(self._config.metric, line)
         if (text := line.get(self._column, "")) == "":
             return
         value, self._last_round = float(text), int(line["round"])

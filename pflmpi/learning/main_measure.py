@@ -110,7 +110,7 @@ class MeasuredRounds:
     best: Mapping[str, float] | None
 
 
-def measured_rounds(config: Mapping[str, Any], lines: Iterable[Mapping[str, str | int]]) -> MeasuredRounds:
+def summarize_rounds(config: Mapping[str, Any], lines: Iterable[Mapping[str, str | int]]) -> MeasuredRounds:
     """The main measure of a run, its last round with a value and the best one, the first of equally good ones.
 
     Args:
@@ -120,7 +120,7 @@ def measured_rounds(config: Mapping[str, Any], lines: Iterable[Mapping[str, str 
     lines = list(lines)
     rounds = [_select_numbers(line) for line in lines]
     measure = main_measure(config, {name for round in rounds for name in round})
-    judge = judged_by(measure.column, {name for line in lines for name in line})
+    judge = choose_judging_column(measure.column, {name for line in lines for name in line})
     tested = [round for round in rounds if measure.column in round]
     candidates = [round for round in tested if judge in round]
     best = (min if measure.lower else max)(candidates, key=lambda round: round[judge], default=None)
@@ -145,21 +145,21 @@ def lower_is_better(metric: str) -> bool:
     return re.sub("_(mean|weighted|bottom)$", "", metric).endswith(_LOWER_IS_BETTER)
 
 
-def of_validation(measure: str) -> str:
+def to_validation_name(measure: str) -> str:
     """The name of a measure's validation counterpart.
 
-    >>> of_validation("accuracy_mean"), of_validation("test_loss")
+    >>> to_validation_name("accuracy_mean"), to_validation_name("test_loss")
     ('validation_accuracy_mean', 'validation_loss')
     """
     return f"validation_{measure.replace('test_loss', 'loss')}"
 
 
-def judged_by(metric: str, columns: Container[str]) -> str:
+def choose_judging_column(metric: str, columns: Container[str]) -> str:
     """The column of metrics.csv by which rounds are chosen: of validation samples if there are any.
 
     >>> columns = ["accuracy_mean", "validation_accuracy_mean", "validation_loss"]
-    >>> judged_by("accuracy_mean", columns), judged_by("test_loss", columns), judged_by("train_loss", columns)
+    >>> tuple(choose_judging_column(metric, columns) for metric in ("accuracy_mean", "test_loss", "train_loss"))
     ('validation_accuracy_mean', 'validation_loss', 'train_loss')
     """
-    judge = of_validation(metric.removeprefix("unseen_").removeprefix("trained_"))
+    judge = to_validation_name(metric.removeprefix("unseen_").removeprefix("trained_"))
     return judge if judge in columns else metric

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from pflmpi import outside
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning.main_measure import MEASURE_NAME
-from pflmpi.registry import Registry, function
+from pflmpi.registry import Registry, accept_function
 from pflmpi.text import short_repr
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -92,11 +92,11 @@ MEASURES: Registry[Measure] = Registry(
         measure.__name__: measure
         for measure in (accuracy, balanced_accuracy, f1_macro, auroc, perplexity, calibration_error, mae, rmse, r2)
     },
-    accept=function("scores", "labels", returns="a number"),
+    accept=accept_function("scores", "labels", returns="a number"),
 )
 
 
-def measures_of(names: Sequence[str]) -> dict[str, Measure]:
+def load_measures(names: Sequence[str]) -> dict[str, Measure]:
     """Measures by column name, which for a user's function is its own name.
 
     Raises:
@@ -117,7 +117,7 @@ def measures_of(names: Sequence[str]) -> dict[str, Measure]:
     return measures
 
 
-def values_of(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.ndarray) -> list[float]:
+def compute_measures(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.ndarray) -> list[float]:
     """The value of each measure over a client's test samples; NaN if it has none.
 
     Raises:
@@ -131,7 +131,7 @@ def values_of(measures: Mapping[str, Measure], scores: np.ndarray, labels: np.nd
             values.append(float(measure(scores.copy(), labels.copy())))
         except Exception as error:
             kinds = f"scores {list(scores.shape)} and labels {labels.dtype} {list(labels.shape)}"
-            says = outside.cause(error) or f"{type(error).__name__}: {error}"
+            says = outside.describe_cause(error) or f"{type(error).__name__}: {error}"
             raise RunError(f"measure {name} has no value for {kinds}: {says}; mend it, or leave it out") from error
     return values
 

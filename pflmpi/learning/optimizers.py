@@ -11,7 +11,7 @@ Gradients = list[Tensor | None]  # of each leaf; None where the loss does not de
 Rate = float | Tensor  # a learning rate; a tensor [] where it differs between the clients of a call
 
 
-def initial_state(training: TrainingConfig, trained: Tree) -> Tree:
+def init_optimizer_state(training: TrainingConfig, trained: Tree) -> Tree:
     """Initial state of the configured optimizer for some parameters; `{}` for SGD without momentum."""
     if training.optimizer != "sgd":
         first = next(leaf for _, leaf in tree.leaves(trained))
@@ -36,7 +36,7 @@ def adam_step(
 
     Args:
         grads: the gradient of each leaf; a leaf without one stays as it is.
-        state: in the form of `initial_state`.
+        state: in the form of `init_optimizer_state`.
         active: 0 where nothing may change; None: 1.
     """
     real = 1.0 if active is None else active

@@ -19,7 +19,7 @@ import numpy as np
 from pflmpi import outside
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.registry import Registry, function
+from pflmpi.registry import Registry, accept_function
 from pflmpi.rng import stream
 from pflmpi.text import short_repr
 
@@ -44,7 +44,7 @@ def round_robin(round: int, count: int, num_train: np.ndarray, rng: np.random.Ge
 SELECTIONS: Registry[Rule] = Registry(
     "selection",
     {"uniform": uniform, "by_samples": by_samples, "round_robin": round_robin},
-    accept=function("round", "count", "num_train", "rng", returns="ids of the clients that take part"),
+    accept=accept_function("round", "count", "num_train", "rng", returns="ids of the clients that take part"),
 )
 
 

@@ -8,11 +8,11 @@ from pflmpi.errors import ConfigError
 from pflmpi.tree import Tree
 
 
-def has(params: Tree, path: str) -> bool:
+def has_path(params: Tree, path: str) -> bool:
     """Whether there is a leaf or a subtree at a path."""
     first, _, rest = path.partition("/")
     value = params.get(first)
-    return value is not None and (not rest or (isinstance(value, dict) and has(value, rest)))
+    return value is not None and (not rest or (isinstance(value, dict) and has_path(value, rest)))
 
 
 def overlay(params: Tree, other: Tree) -> Tree:

@@ -139,14 +139,14 @@ class ReadsElsewhere(Exception):
         self.tensor = tensor
 
 
-def forget() -> None:
+def clear_traces() -> None:
     """Clears all traces: the code that a loss calls may have changed since an earlier run in this process."""
     _traces.cache_clear()
     _static_buffers.cache_clear()
 
 
 @contextmanager
-def step_by_step() -> Iterator[None]:
+def without_replay() -> Iterator[None]:
     """Disables replaying, to compare results with and without it."""
     global _enabled
     _enabled = False

@@ -16,11 +16,11 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss, StepBatch, micro_batches
 from pflmpi.learning.cuda_graphs import capture_on
-from pflmpi.learning.optimizers import Gradients, Rate, adam_step, clip, initial_state
-from pflmpi.learning.parts import has, overlay, remaining_paths, select_trained
+from pflmpi.learning.optimizers import Gradients, Rate, adam_step, clip, init_optimizer_state
+from pflmpi.learning.parts import has_path, overlay, remaining_paths, select_trained
 from pflmpi.learning.replay import ReadsElsewhere, Steps, find_tensor_name, function_key
 from pflmpi.learning.task import Task
-from pflmpi.models.padded_norm import OverRealSamples
+from pflmpi.models.padded_norm import MaskedBatchNorm
 from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
@@ -95,7 +95,7 @@ def train(
         fixed: further tensors for the loss, as parts of its `params`; neither trained nor returned.
     """
     for path in frozen:
-        if not has(params, path):
+        if not has_path(params, path):
             raise ValueError(f"frozen names {path!r}, which the model does not have; its parts are {', '.join(params)}")
     parts = tuple(remaining_paths(params, ("stats", *frozen)))
     return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)], fixed=fixed)
@@ -300,7 +300,7 @@ def _lane_gradients(
         remaining = iter(leaves)
         assert batch.padding is not None
         padded = task.architecture.has_batch_norm and not batch.padding.full
-        with OverRealSamples(batch.padding.weight) if padded else nullcontext():
+        with MaskedBatchNorm(batch.padding.weight) if padded else nullcontext():
             value = _check_scalar(loss(overlay(params, tree.map(lambda _: next(remaining), trained)), batch))
         if batch.padding.active is not None:  # a step of padding alone has no gradient, not even of a proximal term
             value = batch.padding.active * value
@@ -332,7 +332,7 @@ class PhaseStep:
         self._loss_sum: Tensor | None = None
         self._reached: list[bool] | None = None  # which leaves have had a gradient in the steps so far
         self._grad_output = unit_grad_output(self._leaves[0])
-        self._state: Tree = {} if phase.plain else initial_state(training, self._trained)
+        self._state: Tree = {} if phase.plain else init_optimizer_state(training, self._trained)
         if self._local is not None:
             self._state = self._local.begin(phase.name, self._state)
             self._loss_sum = self._local.loss_sum(phase.name, self._leaves[0])

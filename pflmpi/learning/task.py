@@ -16,7 +16,7 @@ from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.parts import group_by_layer, overlay
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture
-from pflmpi.models.frozen import Frozen, without
+from pflmpi.models.frozen import Frozen, remove_paths
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
@@ -85,7 +85,7 @@ class Task:
     def init(self) -> Tree:
         """The initial model, on the host: the server's, or that of the client whose task this is."""
         if self.training.init == "per_client":
-            drawn = without(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
+            drawn = remove_paths(self.architecture.init(stream(self.seed, 0, self.client, "init")), self.frozen.paths)
         else:
             drawn = tree.clone(_init_shared(self.architecture, self.frozen.paths, self.seed))
         return drawn if self.first is None else overlay(drawn, self.first.model(self.client, drawn))
@@ -177,9 +177,9 @@ class Task:
 
 @functools.lru_cache(maxsize=1)  # `init` is called per client, one cohort after another
 def _init_shared(architecture: Architecture, frozen: tuple[str, ...], seed: int) -> Tree:
-    return without(architecture.init(stream(seed, 0, SERVER, "init")), frozen)
+    return remove_paths(architecture.init(stream(seed, 0, SERVER, "init")), frozen)
 
 
 @functools.lru_cache(maxsize=64)
 def _template(architecture: Architecture, frozen: tuple[str, ...]) -> Tree:
-    return without(tree.like(architecture.init(stream(0, 0, SERVER, "template"))), frozen)
+    return remove_paths(tree.like(architecture.init(stream(0, 0, SERVER, "template"))), frozen)

@@ -189,7 +189,7 @@ def round_half_up(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
-def batch_order(
+def draw_batches(
     rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = CONFIGURED, times: int = 1
 ) -> list[np.ndarray]:
     """Indices, into the samples of the pass, of every minibatch of one pass.
@@ -211,7 +211,7 @@ def batch_order(
     return batches[:num_steps]
 
 
-def num_samples(samples: int, length: Pass) -> int:
+def count_samples(samples: int, length: Pass) -> int:
     """Number of a client's training samples that a pass uses."""
     if not length.held_out or samples < 2:
         return samples
@@ -219,7 +219,7 @@ def num_samples(samples: int, length: Pass) -> int:
     return num_held_out if length.side == "held_out" else samples - num_held_out
 
 
-def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
+def select_samples(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
     """The samples that a pass uses, in stored order.
 
     Args:
@@ -231,11 +231,11 @@ def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> n
     if not length.held_out or len(samples) < 2:
         return samples
     held_out = np.zeros(len(samples), bool)
-    held_out[rng.permutation(len(samples))[: num_samples(len(samples), replace(length, side="held_out"))]] = True
+    held_out[rng.permutation(len(samples))[: count_samples(len(samples), replace(length, side="held_out"))]] = True
     return samples[held_out if length.side == "held_out" else ~held_out]
 
 
-def share_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
+def draw_share(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
     """A random share of samples, at least one, in stored order; `rng` is the client's stream for this round's share."""
     count = max(1, round_half_up(length.share * len(samples)))
     return samples[np.sort(rng.permutation(len(samples))[:count])]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pflmpi import outside
 from pflmpi.errors import ConfigError
-from pflmpi.models.noise import derived, uniform
-from pflmpi.registry import Registry, function
+from pflmpi.models.noise import derive_key, uniform
+from pflmpi.registry import Registry, accept_function
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,7 +40,7 @@ def random_crop(x: Tensor, key: Tensor) -> Tensor:
 TRANSFORMS: Registry[Function] = Registry(
     "transform",
     {"horizontal_flip": horizontal_flip, "random_crop": random_crop},
-    accept=function("x", "key", returns="changed samples of the same shape and type"),
+    accept=accept_function("x", "key", returns="changed samples of the same shape and type"),
 )
 
 
@@ -52,11 +52,11 @@ class Transform:
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
         for number, name in enumerate(self.names):
-            x = TRANSFORMS[name](x, derived(key, number))
+            x = TRANSFORMS[name](x, derive_key(key, number))
         return x
 
 
-def transform_of(names: Sequence[str], samples: Tensor) -> Transform | None:
+def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
     """The transforms with these names, tried on samples [B, ...]; None without names.
 
     Raises:

@@ -63,7 +63,7 @@ def merge_rows(numbers: np.ndarray, like: Tree, parts: Iterable[tuple[np.ndarray
     return result
 
 
-def delivery(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> Traffic:
+def delivery_traffic(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> Traffic:
     """Returns the bytes of the exchange of `deliver`."""
     target, ranks, size = _targets(wanted), len(wanted), tree.num_bytes(like)
     source = home[np.concatenate(wanted)]

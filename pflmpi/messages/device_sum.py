@@ -112,7 +112,7 @@ def _concatenate(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
-def on_host(messages: Messages) -> Messages:
+def messages_to_host(messages: Messages) -> Messages:
     """Returns the messages with all leaves on the host."""
     if all(leaf.is_cpu for _, leaf in tree.leaves({**messages})):
         return messages

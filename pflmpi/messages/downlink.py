@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.deliver import deliver, delivery
+from pflmpi.messages.deliver import deliver, delivery_traffic
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, tensor
 from pflmpi.messages.packing import ALIGNED, pack, to_numpy, unpack, unpack_there
@@ -216,19 +216,21 @@ def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.n
     calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
     for like, wanted in ((own, _receiver_positions(receivers)), (by_class, _held_classes(declared, receivers))):
         if like:
-            calls.append(delivery(wanted, _home_on_server(wanted), like))
+            calls.append(delivery_traffic(wanted, _home_on_server(wanted), like))
     for kind in declared.of_clients.values() if any(map(len, receivers)) else ():
         assert home is not None, "clients that keep rows have a home"
         ids = tree.leaf(kind.like, "clients").nbytes * sum(map(len, receivers))
         calls.append(Traffic.broadcast(ids, len(receivers)))
-        calls.append(delivery(_most_senders(kind, receivers, home), home, _kept_row_template(kind)))
+        calls.append(delivery_traffic(_most_senders(kind, receivers, home), home, _kept_row_template(kind)))
     return calls
 
 
 def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
     """Returns the transport calls of `send_answers`."""
     wanted = _receiver_positions([clients_of(groups) for groups in assigned])
-    return [delivery(wanted, _home_on_server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
+    return [
+        delivery_traffic(wanted, _home_on_server(wanted), {name: kind.like for name, kind in declared.answers.items()})
+    ]
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:

@@ -21,10 +21,10 @@ def clients_per_rank(assigned: Sequence[Sequence[ClientGroup]]) -> np.ndarray:
     return np.array([sum(map(len, groups)) for groups in assigned], np.int64)
 
 
-def rank_by_rank(assigned: Sequence[Sequence[ClientGroup]]) -> np.ndarray:
+def clients_by_rank(assigned: Sequence[Sequence[ClientGroup]]) -> np.ndarray:
     """Returns the ids of the clients of all ranks, in the order of the ranks, and ascending in each.
 
-    >>> rank_by_rank([[np.array([3, 5]), np.array([4])], [], [np.array([1])]]).tolist()
+    >>> clients_by_rank([[np.array([3, 5]), np.array([4])], [], [np.array([1])]]).tolist()
     [3, 4, 5, 1]
     """
     return np.concatenate([clients_of(groups) for groups in assigned])

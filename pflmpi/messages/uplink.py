@@ -8,11 +8,11 @@ import torch
 from pflmpi import tree
 from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.deliver import deliver, delivery, merge_rows
+from pflmpi.messages.deliver import deliver, delivery_traffic, merge_rows
 from pflmpi.messages.device_sum import OnDevice
 from pflmpi.messages.exact import OnHost
 from pflmpi.messages.fold import Fold
-from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
+from pflmpi.messages.groups import ClientGroup, clients_by_rank, clients_per_rank
 from pflmpi.messages.kinds import ClassMeans, Messages, Updates, Uplink, tensor
 from pflmpi.messages.slices import cut_slices
 from pflmpi.messages.traffic import Traffic
@@ -70,13 +70,13 @@ def send_up(
 def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
     """Returns the transport calls of `send_up`."""
     gathered = list_gathered(declared, assigned)
-    deliveries = (delivery(rows.wanted, rows.home, rows.like, down=False) for rows in gathered)
+    deliveries = (delivery_traffic(rows.wanted, rows.home, rows.like, down=False) for rows in gathered)
     return [*cut_slices(declared.entries, assigned).calls, *deliveries]
 
 
 def list_gathered(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Gathered]:
     """Lists what rank 0 gathers: messages with one row of each participant, and with one of each class of each."""
-    clients = rank_by_rank(assigned)
+    clients = clients_by_rank(assigned)
     order = np.argsort(clients, kind="stable")
     participants, home = clients[order], np.repeat(np.arange(len(assigned)), clients_per_rank(assigned))[order]
     one_row, class_rows = Tree(), Tree()

@@ -76,7 +76,7 @@ class Recipe:
         """Returns which of these buffers depend on the seed; `module` was built with the seed 0."""
         other = dict(self._construct(1).named_buffers()) if names else {}
         values = dict(module.named_buffers())
-        return [name for name in names if not equal(values[name], other[name])]
+        return [name for name in names if not are_equal(values[name], other[name])]
 
     def _construct(self, seed: int) -> nn.Module:
         with global_generators.seeded(seed):
@@ -119,7 +119,7 @@ def is_plain(head: nn.Module) -> bool:
     return type(head) is nn.Linear and not any([*hooks, *parameters])
 
 
-def equal(a: Tensor, b: Tensor) -> bool:
+def are_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same shape, type and values; NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False

@@ -54,7 +54,7 @@ class Frozen:
         return self._values[device]
 
 
-def without(model: Tree, paths: Collection[str]) -> Tree:
+def remove_paths(model: Tree, paths: Collection[str]) -> Tree:
     """Returns a whole model without the leaves at some paths; it keeps a body and a head even if these are empty."""
     if not paths:
         return model
@@ -70,7 +70,7 @@ def parameter_names(template: Tree, head: str | None) -> dict[str, str]:
     return module_names([path for path, _ in tree.leaves(template) if not path.startswith("stats/")], head)
 
 
-def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, str]) -> tuple[str, ...]:
+def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the paths that are not trained: all but `model.trainable`, or by default those that the module froze.
 
     Args:
@@ -81,7 +81,7 @@ def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, s
     """
     frozen = architecture.frozen
     if model.trainable is not None:
-        trained = matching("model.trainable", model.trainable, names, architecture.name)
+        trained = match_parameters("model.trainable", model.trainable, names, architecture.name)
         frozen = tuple(path for path in names if path not in trained)
     head = [path for path in names if path.startswith("head/")]
     if len(frozen) == len(names):
@@ -98,7 +98,7 @@ def frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, s
     return frozen
 
 
-def matching(key: str, patterns: Sequence[str], names: Mapping[str, str], model: str) -> tuple[str, ...]:
+def match_parameters(key: str, patterns: Sequence[str], names: Mapping[str, str], model: str) -> tuple[str, ...]:
     """Returns the paths of the parameters whose names match a pattern, such as "*.lora_*".
 
     Args:

@@ -159,7 +159,7 @@ def find_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in module.named_buffers() if name not in keys}
 
 
-def parameters(module: nn.Module, head: str) -> dict[str, nn.Parameter]:
+def parameters_by_path(module: nn.Module, head: str) -> dict[str, nn.Parameter]:
     """Returns the parameters of a whole module by their paths in a model, given the name of its head."""
     by_path = {}
     for name, value in module.named_parameters():
@@ -176,7 +176,7 @@ def copy_weights(module: nn.Module, state: tuple[str, ...]) -> Tree:
     """
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
     stats = {name: value.detach().clone() for name, value in find_buffers(module).items() if name in state}
-    return {"body": nested(weights), **({"stats": nested(stats)} if stats else {})}
+    return {"body": unflatten_names(weights), **({"stats": unflatten_names(stats)} if stats else {})}
 
 
 def find_slots(module: nn.Module) -> dict[str, list[Slot]]:
@@ -197,6 +197,6 @@ def flatten_names(values: Tree) -> dict[str, Tensor]:
     return {path.replace("/", "."): value for path, value in tree.leaves(values)}
 
 
-def nested(flat: dict[str, Tensor]) -> Tree:
+def unflatten_names(flat: dict[str, Tensor]) -> Tree:
     """Returns the tree of tensors with these names in a module; the inverse of `flatten_names`."""
     return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

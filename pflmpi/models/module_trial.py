@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from pflmpi import global_generators
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
-from pflmpi.models.built_module import Recipe, equal, is_plain
+from pflmpi.models.built_module import Recipe, are_equal, is_plain
 from pflmpi.models.head_place import replace_head
 from pflmpi.models.installed_module import InstalledModule
-from pflmpi.models.module_parts import find_buffers, find_dropouts, forward_pass, has_unread_counter, parameters
+from pflmpi.models.module_parts import find_buffers, find_dropouts, forward_pass, has_unread_counter, parameters_by_path
 from pflmpi.models.python_state import collect_python_state
 from pflmpi.text import first_line
 
@@ -67,12 +67,12 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
     values_before = {key: value.clone() for key, value in before.items()}
     trial.mode(training=True)
     after = find_buffers(module)
-    updated = tuple(key for key, value in values_before.items() if not equal(value, after[key]))
+    updated = tuple(key for key, value in values_before.items() if not are_equal(value, after[key]))
     state = _find_state(name, recipe, module, updated)
     replaced = tuple(key for key in state if after[key] is not before[key])
     head, entries = module.get_submodule(recipe.head), _list_entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
-    frozen = tuple(path for path, value in parameters(module, recipe.head).items() if not value.requires_grad)
+    frozen = tuple(path for path, value in parameters_by_path(module, recipe.head).items() if not value.requires_grad)
     replace_head(module, recipe.head)
     body = InstalledModule(module, state, updated, replaced, name)
     findings = Findings(
@@ -119,7 +119,7 @@ class _Trial:
         """Checks two passes in a mode: the first may fill caches, the second may only change buffers, in training."""
         module = self._module.train(training)
         head_inputs: list[Tensor] = []
-        generators, names = global_generators.states(False), self._values().keys()
+        generators, names = global_generators.read_states(False), self._values().keys()
         self._note_calls(training)
         if late := [name for name in self._values() if name not in names]:
             raise ConfigError(
@@ -131,7 +131,7 @@ class _Trial:
         output = self._run(self._x.flip(0), training)
         handle.remove()
         self._check_output(output, head_inputs, training)
-        if global_generators.states(False) != generators:
+        if global_generators.read_states(False) != generators:
             layer = self._drawing(training)
             where = f"{layer}, called in its forward pass," if layer else "its forward pass,"
             raise ConfigError(
@@ -159,10 +159,10 @@ class _Trial:
         drawing: list[str] = []
 
         def begin(layer: nn.Module, _: object) -> None:
-            before[layer] = global_generators.states(False)
+            before[layer] = global_generators.read_states(False)
 
         def end(layer: nn.Module, _: object, __: object) -> None:
-            if before[layer] != global_generators.states(False):
+            if before[layer] != global_generators.read_states(False):
                 drawing.append(names[layer])
 
         names = self._hookable()
@@ -242,7 +242,9 @@ class _Trial:
             )
         with torch.no_grad():
             ends_with_head = (
-                len(head_inputs) == 1 and self._are_features(head_inputs[0]) and equal(output, layer(head_inputs[0]))
+                len(head_inputs) == 1
+                and self._are_features(head_inputs[0])
+                and are_equal(output, layer(head_inputs[0]))
             )
         if not ends_with_head:
             raise ConfigError(
@@ -252,7 +254,7 @@ class _Trial:
         z = head_inputs[0]
         self.axes = tuple(z.shape[1:-1])
         with torch.no_grad():
-            same_scores = equal(layer.eval()(z), layer.train()(z))
+            same_scores = are_equal(layer.eval()(z), layer.train()(z))
         layer.train(training)
         if not same_scores:
             raise ConfigError(
@@ -265,7 +267,7 @@ class _Trial:
     ) -> None:
         """Raises `ConfigError` for changes since these values were recorded: only buffers may change, in training."""
         after, where = self._tensors(training), "training" if training else "evaluation"
-        changed = [key for key, value in tensors.items() if key not in after or not equal(value, after[key])]
+        changed = [key for key, value in tensors.items() if key not in after or not are_equal(value, after[key])]
         changed += [key for key, version in self._versions().items() if version != versions.get(key)]
         if changed:
             raise ConfigError(
@@ -305,14 +307,14 @@ class _Trial:
             except Exception as error:
                 raise ConfigError(f"model {self._name} cannot be trained: {first_line(error)}") from error
             try:
-                return not all(map(equal, expected, gradients(replace=True)))
+                return not all(map(are_equal, expected, gradients(replace=True)))
             except Exception:  # the recomputed values have other shapes
                 return True
 
 
 def _list_entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Returns `Findings.entries`; the counters of batch norm, which nothing reads here, are constants."""
-    names = {id(value): path for path, value in parameters(module, head).items()}
+    names = {id(value): path for path, value in parameters_by_path(module, head).items()}
     names |= {
         id(value): f"stats/{name.replace('.', '/')}" for name, value in find_buffers(module).items() if name in state
     }

@@ -29,7 +29,7 @@ def uniform(key: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     return ((_shift(state, 41).float() + 0.5) * 2**-23).view(shape)
 
 
-def derived(key: Tensor, number: int) -> Tensor:
+def derive_key(key: Tensor, number: int) -> Tensor:
     """Derives another key for each of several uses of one, such as the dropout layers of a model."""
     return key + (number + 1) * _LAYER_STEP % (1 << 62)
 
@@ -42,7 +42,7 @@ def apply_dropout(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -
         layer: number of the dropout layer in the model.
         call: number of the call of the layer in a forward pass.
     """
-    key = derived(key, layer)
+    key = derive_key(key, layer)
     if call:
         key = key + call * _CALL_STEP % (1 << 62)
     kept = uniform(key, tuple(x.shape)) >= p

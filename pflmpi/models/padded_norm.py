@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from pflmpi.vmap_lanes import of_all_lanes, outside_vmap
 
 
-class OverRealSamples(TorchFunctionMode):
+class MaskedBatchNorm(TorchFunctionMode):
     """Context in which batch norm in training ignores padding, in its results and in its running statistics.
 
     Without any real sample the running statistics stay unchanged.

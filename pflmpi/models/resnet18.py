@@ -12,7 +12,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape, require_images
 from pflmpi.models.conv_net import channels_last
 from pflmpi.models.layers import kaiming_normal, linear, uniform
-from pflmpi.models.module_parts import flatten_names, nested
+from pflmpi.models.module_parts import flatten_names, unflatten_names
 from pflmpi.tree import Tree, part
 from pflmpi.vmap_lanes import in_lane
 
@@ -66,9 +66,9 @@ class ResidualNetwork(Architecture):
             for name, buffer in self._training.named_buffers()
         }
         return {
-            "body": nested(weights),
+            "body": unflatten_names(weights),
             "head": linear(rng, self.num_features, self.num_classes),
-            "stats": nested(stats),
+            "stats": unflatten_names(stats),
         }
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:

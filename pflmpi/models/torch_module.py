@@ -19,7 +19,7 @@ from pflmpi.models.built_module import Recipe
 from pflmpi.models.head_place import replace_head
 from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.layers import linear
-from pflmpi.models.module_parts import KeyedDropout, copy_weights, flatten_names, nested
+from pflmpi.models.module_parts import KeyedDropout, copy_weights, flatten_names, unflatten_names
 from pflmpi.models.module_trial import Findings, examine
 from pflmpi.text import short_repr
 from pflmpi.tree import Tree, part
@@ -74,7 +74,7 @@ class ModuleArchitecture(Architecture):
             head = linear(rng, self.num_features, self.num_classes)
         else:  # as the module initialised it
             parameters = module.get_submodule(self.recipe.head).named_parameters()
-            head = nested({name: value.detach().clone() for name, value in parameters})
+            head = unflatten_names({name: value.detach().clone() for name, value in parameters})
         replace_head(module, self.recipe.head)
         return {**copy_weights(module, self.findings.state), "head": {**head, **loaded}}
 

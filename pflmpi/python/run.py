@@ -21,7 +21,7 @@ from pflmpi import early_signals, outside
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.commands.launch import num_ranks
 from pflmpi.commands.progress import RunProgress, round_display
-from pflmpi.commands.rank import connect, context_of, end_of_jobs, show_start
+from pflmpi.commands.rank import connect, end_of_jobs, make_context, show_start
 from pflmpi.config import keywords, yaml_file
 from pflmpi.config.argument_checks import as_integer, as_path, wrong_type
 from pflmpi.config.load import Config, parse
@@ -46,7 +46,7 @@ from pflmpi.store import metrics_file
 from pflmpi.text import short_name
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
-from pflmpi.transports.peers import ended
+from pflmpi.transports.peers import describe_ended
 
 __all__ = ["run"]
 
@@ -280,11 +280,11 @@ def _run_on_this_rank(
         is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals
         with (
             RunProgress(config, quiet, False, transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(transport.peers))) if is_main else nullcontext(),
+            noted_signals(stop, lambda: bool(describe_ended(transport.peers))) if is_main else nullcontext(),
             interrupts(stop) if is_main and interrupts else nullcontext(),
         ):
-            early_signals.begun()
-            placed, context = context_of(config, transport, launch, stop)
+            early_signals.stop_watching()
+            placed, context = make_context(config, transport, launch, stop)
             context = replace(context, announce=partial(show_start, config, folder, context, launch, quiet))
             observe = _make_observer(progress, on_round, stop, on_round_errors)
             run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
@@ -331,7 +331,7 @@ def _abort_all(transport: Transport, error: BaseException) -> None:
         return
     shown: BaseException = error
     if isinstance(error, Exception):
-        cause = None if isinstance(error, PflmpiError) else outside.cause(error)
+        cause = None if isinstance(error, PflmpiError) else outside.describe_cause(error)
         shown = RunError(cause) if cause else explained(error, RunError)
     show(shown, rank=transport.rank)
     code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code

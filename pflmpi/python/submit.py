@@ -18,16 +18,16 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.cli import parser
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.batch_script import KNOWN
-from pflmpi.cluster.job_log import last_error
-from pflmpi.cluster.status import run_status
+from pflmpi.cluster.job_log import find_last_error
+from pflmpi.cluster.status import read_run_status
 from pflmpi.cluster.submission import make_folders
-from pflmpi.commands.submit import Pending, measured, pending_work
+from pflmpi.commands.submit import Pending, pending_work, run_trial
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError, RunError
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 
 _MORE = ("anew", "changed_code", "failed", "jobs", "mpi", "only", "pack", "requeue", "restarts", "seeds", "setup")
 _OPTIONS = {*_MORE, "site", "srun", "trial", *(name.replace("-", "_") for name in KNOWN)}
@@ -66,10 +66,10 @@ class Job:
     def result(self) -> Run:
         """Wait for the run, and open it; `RunError` says why the job ended before the run did, by its log."""
         self.wait()
-        status = run_status(self.folder)
+        status = read_run_status(self.folder)
         if status is not None and status.done:
             return open_run(self.folder)
-        why = last_error(self.log)
+        why = find_last_error(self.log)
         raise RunError(
             f"job {self.id} ended as {self.state} before its run was complete{': ' * bool(why)}{why}; its log is "
             f"{self.log}; what is complete is kept: submit the same again, and it continues"
@@ -151,7 +151,7 @@ def submit(
     chosen.sbatch = list(sbatch)
     pending = pending_work(chosen)
     if pending is not None and cluster == "slurm":
-        pending = measured(chosen, pending)
+        pending = run_trial(chosen, pending)
     if pending is None:
         return [] if table else Job("", folder or Path("runs", path.stem), Path(os.devnull))
     if cluster == "local":
@@ -169,7 +169,7 @@ def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace
     """Parses options as the command line of `pflmpi submit` does."""
     for name, value in options.items():
         if name not in _OPTIONS:
-            raise ConfigError(unknown("option", name, sorted(_OPTIONS)))
+            raise ConfigError(format_unknown_name("option", name, sorted(_OPTIONS)))
         for item in value if isinstance(value, list | tuple) else [value]:
             if item is not None and item is not False:
                 words.append(f"--{name.replace('_', '-')}{'' if item is True else f'={item}'}")
@@ -204,6 +204,6 @@ def _locate_config(config: "Config | str | PathLike[str]", out: Path | None) -> 
     out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders(out.parent)
     path = Path(f"{out}.yaml")
-    with atomic.refusing(path, "choose another out"):
+    with atomic.as_config_error(path, "choose another out"):
         path.write_text(yaml_file.dump(resolved))
     return path, out

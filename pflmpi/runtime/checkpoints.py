@@ -15,7 +15,7 @@ from pflmpi.errors import PflmpiError, RunError
 from pflmpi.messages.deliver import deliver
 from pflmpi.messages.kinds import Messages, Own
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import Population, row_kinds, stored_messages
+from pflmpi.runtime.client_state import Population, find_row_types, stored_messages
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -77,7 +77,7 @@ class Checkpoints:
         self._layout, self._lock, self._keep = layout, lock, keep
         self._cohort, federation = setup.executor.cohort, setup.executor.federation
         self._client_templates, self._home = setup.templates, setup.placement.home
-        self._templates = row_kinds(setup.templates)
+        self._templates = find_row_types(setup.templates)
         sizes = np.array([tree.num_bytes(template) for template in setup.templates], np.int64)
         self._row_bytes = sizes[self._cohort]
         names = stored_messages(setup.algorithm, setup.task, setup.templates)
@@ -91,7 +91,7 @@ class Checkpoints:
         self._closing = threading.Event()  # set after an error: stop waiting for other ranks' shards
         self._shards: dict[str, Checksum] = {}  # of the newest round file
         self._shards_by_round: dict[int, tuple[str, ...]] = {}  # of the checkpoints that are still on disk
-        self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None
+        self._metrics = metrics_file.checksum(metrics_file.read_bytes(run)) if transport.rank == 0 else None
         self._seconds = 0.0
         self.written: list[int] = []
 

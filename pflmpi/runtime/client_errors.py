@@ -12,7 +12,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.learning.task import Task
-from pflmpi.messages.device_sum import on_host
+from pflmpi.messages.device_sum import messages_to_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.executors.base import Executor
@@ -75,7 +75,7 @@ def _drop_diverged(clients: ClientGroup, before: Tree, update: Update, round: in
     """Returns an update without the clients that diverged; `before` [m, ...] are their states before it."""
     if update.is_finite:
         return GroupUpdate(clients, update.states, update.up, update.loss, {})
-    up = on_host(update.up)
+    up = messages_to_host(update.up)
     failed = _find_diverged(clients, before, update.states, up, round, "client_update")
     if not failed:
         return GroupUpdate(clients, update.states, up, update.loss, {})
@@ -162,6 +162,6 @@ def _concatenate(updates: list[GroupUpdate]) -> GroupUpdate:
         return tree.map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
     clients = np.concatenate([update.clients for update in good])
-    ups = as_messages(cat([{**on_host(update.up)} for update in good]))
+    ups = as_messages(cat([{**messages_to_host(update.up)} for update in good]))
     loss = torch.cat([update.loss for update in good])
     return GroupUpdate(clients, cat([update.states for update in good]), ups, loss, failed)

@@ -20,9 +20,9 @@ from pflmpi.algorithms.base import Algorithm, depends_on_client, initial_client,
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.learning import personal
 from pflmpi.learning.local_training import OPTIMIZER
-from pflmpi.learning.optimizers import initial_state
+from pflmpi.learning.optimizers import init_optimizer_state
 from pflmpi.learning.task import HOST, Task
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
@@ -194,11 +194,11 @@ def _has_same_bits(row: Tensor, other: Tensor) -> bool:
     return torch.equal(*(tensor.contiguous().view(-1).view(torch.uint8) for tensor in (row, other)))
 
 
-def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:
+def choose_state_folder(runtime: RuntimeConfig, run: Path) -> Path | None:
     """The folder for the file with the clients' state; None if it is kept in memory."""
     if runtime.state == "memory":
         return None
-    return run if runtime.scratch is None else expanded(runtime.scratch)
+    return run if runtime.scratch is None else expand_path(runtime.scratch)
 
 
 def check_scratch(runtime: RuntimeConfig) -> None:
@@ -208,7 +208,7 @@ def check_scratch(runtime: RuntimeConfig) -> None:
     if runtime.scratch is None:
         return
     named = f"runtime.scratch = {runtime.scratch!r}"
-    folder = folder_of(runtime, Path())
+    folder = choose_state_folder(runtime, Path())
     if folder is None:
         raise ConfigError(f"{named} is for runtime.state = 'disk', which is 'memory'; set that, or leave scratch out")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -257,7 +257,7 @@ class Population:
         common = {path: array for path, array in arrays.items() if array.strides[0] == 0}
         for path, array in common.items():
             rows.set_initial(clients, path, torch.tensor(array[:1]))
-        rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in common}))
+        rows.put(clients, tree_from_arrays({path: array for path, array in arrays.items() if path not in common}))
 
     def keep_reply(self, groups: Sequence[np.ndarray], reply: Reply) -> None:
         """Store the reply with the clients, if absent clients are tested with the reply that they received last."""
@@ -309,7 +309,7 @@ def client_templates(
         template = tree.like(initial_client(algorithm, host, int(np.flatnonzero(cohort == number)[0])))
         if task.training.keep_optimizer:
             trainings = algorithm.trainings(host).items()
-            states: Tree = {name: initial_state(task.training, trained) for name, trained in trainings}
+            states: Tree = {name: init_optimizer_state(task.training, trained) for name, trained in trainings}
             template[OPTIMIZER] = tree.like(states)
         if answers := answer_templates(algorithm, host):
             template[ANSWERED] = answers
@@ -320,7 +320,7 @@ def client_templates(
     return tuple(templates)
 
 
-def row_kinds(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
+def find_row_types(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
     """Returns, per cohort name of checkpoints, the (shape, dtype) of each path of a client's state."""
     return {
         cohort_name(number): {
@@ -366,7 +366,7 @@ def _initialise_rows(rows: CohortRows, algorithm: Algorithm, task: Task) -> None
                 rows.set_initial(clients, path, leaf.unsqueeze(0))
 
 
-def from_flat(flat: dict[str, np.ndarray]) -> Tree:
+def tree_from_arrays(flat: dict[str, np.ndarray]) -> Tree:
     """Returns the tree of tensors from arrays by path."""
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from pflmpi import global_generators, limits, outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client, initial_received
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
-from pflmpi.learning.diagnostics import NAME
+from pflmpi.learning.diagnostics import DIAGNOSTIC_NAME
 from pflmpi.learning.local_training import OPTIMIZER
-from pflmpi.learning.parts import has
+from pflmpi.learning.parts import has_path
 from pflmpi.learning.personal import Add, NotAModel, Personal, kept, messages, walk
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
@@ -99,7 +99,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 known = ", ".join(declared) or "none"
                 raise ConfigError(f"{kind}.{where} names {name!r}, which is no {what}; known: {known}")
     for name in algorithm.diagnostics(task):
-        if not NAME.fullmatch(name):
+        if not DIAGNOSTIC_NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
@@ -152,7 +152,7 @@ def _check_mean(where: str, message: Mean) -> None:
 def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:
     """Raise `ConfigError` for declared paths that a client's state lacks, and for reserved names in it."""
     for path in sorted(kept(personal)):
-        if path and not has(state, path):
+        if path and not has_path(state, path):
             paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
             raise ConfigError(f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}")
     for name, what in (
@@ -315,7 +315,7 @@ def calling(
             raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
             load = f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
-            raise AlgorithmError(f"{where}, {load}: {limits.problem(error)}") from error
+            raise AlgorithmError(f"{where}, {load}: {limits.explain_limit(error)}") from error
         problem = f"{where}: {type(error).__name__}: {error}; at {_find_line(algorithm, error)}"
         raise AlgorithmError(problem + _find_advice(error, in_lanes)) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:
@@ -367,7 +367,7 @@ class _Snapshot:
             if outside.is_from_outside(kind):
                 values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
         attributes = {name: _pickle(value) for name, value in values.items()}
-        return cls(checksums, global_generators.states(on_gpu), attributes)
+        return cls(checksums, global_generators.read_states(on_gpu), attributes)
 
     def check(self, where: str, after: "_Snapshot") -> None:
         """Raise `AlgorithmError` for the first thing that differs in a later snapshot."""
@@ -491,4 +491,4 @@ def _find_line(algorithm: Algorithm, error: BaseException) -> str:
     file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    return outside.place(error) or f"{Path(frame.filename).name}:{frame.lineno}"
+    return outside.find_location(error) or f"{Path(frame.filename).name}:{frame.lineno}"

@@ -12,7 +12,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.data.task_kinds import TaskKind
 from pflmpi.learning.client import Batch
 from pflmpi.learning.main_measure import lower_is_better
-from pflmpi.learning.measures import Measure, values_of
+from pflmpi.learning.measures import Measure, compute_measures
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import check_scores
@@ -81,7 +81,7 @@ class Counts:
         """[N] float64, in 0..1; NaN for a client without samples, and where accuracy is not measured."""
         if not self.by_class:
             return self.values.get("accuracy", np.full(len(self.loss), np.nan))
-        return share(self.correct, self.samples)
+        return divide_or_nan(self.correct, self.samples)
 
     @property
     def mean(self) -> float:
@@ -91,19 +91,19 @@ class Counts:
     @property
     def mean_loss(self) -> np.ndarray:
         """[N] float64, the task's loss per sample; NaN for a client without samples, inf as in `loss`."""
-        return share(self.loss, self.samples)
+        return divide_or_nan(self.loss, self.samples)
 
     @property
     def macro_f1(self) -> np.ndarray:
         """[N] float64, mean F1 over the classes that a client has or predicts; NaN without samples."""
-        f1 = share(2 * self.hits, self.total + self.predicted)  # [N, K]
+        f1 = divide_or_nan(2 * self.hits, self.total + self.predicted)  # [N, K]
         counted = ~np.isnan(f1)
-        return share(np.where(counted, f1, 0).sum(1), counted.sum(1))
+        return divide_or_nan(np.where(counted, f1, 0).sum(1), counted.sum(1))
 
     @property
     def class_accuracy(self) -> np.ndarray:
         """[K] float64, accuracy on the samples of each class, over all clients; NaN without samples."""
-        return share(self.hits.sum(0), self.total.sum(0))
+        return divide_or_nan(self.hits.sum(0), self.total.sum(0))
 
 
 def concatenate(parts: Sequence[Counts]) -> Counts:
@@ -114,7 +114,7 @@ def concatenate(parts: Sequence[Counts]) -> Counts:
     return Counts(hits, predicted, total, loss, values)
 
 
-def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none: Counts) -> Counts:
+def sort_by_client(groups: Sequence[np.ndarray], counts: Sequence[Counts], none: Counts) -> Counts:
     """Returns the counts of all groups in ascending order of client ids.
 
     Args:
@@ -127,11 +127,11 @@ def in_client_order(groups: Sequence[np.ndarray], counts: Sequence[Counts], none
     return concatenate(counts).rows(np.argsort(np.concatenate(groups), kind="stable"))
 
 
-def figures(counts: Counts) -> dict[str, float]:
+def compute_metrics(counts: Counts) -> dict[str, float]:
     """Returns metrics over all clients by name, each over the clients that have a value; NaN if none has.
 
     >>> none = np.zeros((1, 2), np.int64)
-    >>> figures(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
+    >>> compute_metrics(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
     nan
     """
     accuracy = counts.accuracy
@@ -144,7 +144,7 @@ def figures(counts: Counts) -> dict[str, float]:
         return metrics | _summarise_measures(counts)
     metrics = {
         "accuracy_mean": counts.mean,
-        "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
+        "accuracy_weighted": float(divide_or_nan(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
         "accuracy_bottom": _over_clients(mean_of_lowest, accuracy),
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
@@ -168,7 +168,7 @@ def measure_columns(measure: str) -> tuple[str, str, str]:
 def _summarise_measure(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
     """Returns the values of `measure_columns` over the clients whose value [N] is not NaN."""
     is_defined, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
-    weighted = share((values[is_defined] * samples[is_defined]).sum(), samples[is_defined].sum())
+    weighted = divide_or_nan((values[is_defined] * samples[is_defined]).sum(), samples[is_defined].sum())
     return _over_clients(np.mean, values), float(weighted), sign * _over_clients(mean_of_lowest, sign * values)
 
 
@@ -187,7 +187,7 @@ def _over_clients(reduce: Callable[[np.ndarray], float], values: np.ndarray) -> 
         return float(reduce(values)) if len(values) else float("nan")
 
 
-def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def divide_or_nan(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole; NaN where whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
 
@@ -252,7 +252,7 @@ def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: 
         totals = _sum_per_client(losses.numpy(), sizes)
         if (weights := task_kind.weights(y)) is not None:
             total_weights = _sum_per_client(weights.double().numpy(), sizes)
-            totals = np.where(total_weights > 0, share(totals, total_weights) * sizes, 0.0)
+            totals = np.where(total_weights > 0, divide_or_nan(totals, total_weights) * sizes, 0.0)
     return np.where(np.isfinite(totals), totals, np.inf)
 
 
@@ -276,7 +276,7 @@ def _compute_measures(
     worst = [np.inf if lower_is_better(name) else -np.inf for name in measures]
 
     def measure(scores: np.ndarray, labels: np.ndarray) -> list[float]:
-        return worst if np.isnan(scores).any() else values_of(measures, scores, labels)
+        return worst if np.isnan(scores).any() else compute_measures(measures, scores, labels)
 
     rows = np.array([measure(*task_kind.scored(*pair)) for pair in pairs]).reshape(-1, len(measures))
     return dict(zip(measures, rows.T, strict=True))

@@ -26,11 +26,13 @@ from pflmpi.machine import SLICE, Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.placement import MAX_TOGETHER
 from pflmpi.text import format_bytes, format_ranks
-from pflmpi.transports.peers import Peer, names
+from pflmpi.transports.peers import Peer, describe_ranks
 
 _log = logging.getLogger(__name__)
 
-CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
+CUDA_CONTEXT_BYTES = (
+    500 * 2**20
+)  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _MIN_TOGETHER = 4  # participants in one call, where their number is not configured
 _CPU_CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
@@ -131,8 +133,8 @@ def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
     computing = range(1, len(peers)) if _should_only_serve(peers, usable, runtime) else range(len(peers))
     if blind := [rank for rank in computing if not usable[rank]]:
         raise ConfigError(
-            f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
-            "nodes, or set runtime.device = 'cpu'"
+            f"{describe_ranks(blind, peers)} have no GPU, and others have one; results would depend on the ranks: "
+            "choose other nodes, or set runtime.device = 'cpu'"
         )
     assigned = _assign_gpus({rank: usable[rank] for rank in computing})
     number = tuple(
@@ -154,9 +156,9 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
     requested = [rank for rank, peer in enumerate(peers) if peer.requested]
     if requested:
         raise ConfigError(
-            f"a GPU was requested ({peers[requested[0]].requested} on {names(requested, peers)}; `--exclusive` asks "
-            "for whole nodes), but torch finds none; see with nvidia-smi or rocm-smi whether the driver works, install "
-            "a torch that is built for it, or set runtime.device = 'cpu'"
+            f"a GPU was requested ({peers[requested[0]].requested} on {describe_ranks(requested, peers)}; "
+            "`--exclusive` asks for whole nodes), but torch finds none; see with nvidia-smi or rocm-smi whether the "
+            "driver works, install a torch that is built for it, or set runtime.device = 'cpu'"
         )
 
 
@@ -228,26 +230,26 @@ def _count_cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
     return sum(max(len(cores) // runtime.threads, 1) for cores in cores_by_host.values())
 
 
-def device_of(placement: GpuPlacement, rank: int) -> torch.device:
+def find_device(placement: GpuPlacement, rank: int) -> torch.device:
     number = placement.number[rank]
     return torch.device("cpu") if number is None else torch.device("cuda", number)
 
 
-def own_device(runtime: RuntimeConfig) -> torch.device:
+def choose_device(runtime: RuntimeConfig) -> torch.device:
     """The device of a process without ranks: its first GPU, or the CPU if it sees none or `runtime.device` says so."""
     on_gpu = runtime.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
 
 
-def place(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfig) -> GpuPlacement:
+def choose_gpus(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfig) -> GpuPlacement:
     """As `place_ranks`; also raises `ConfigError` for settings that need a GPU."""
     placed = place_ranks(peers, runtime)
     if placed.kind == "cpu":
-        refuse_on_cpu(training)
+        check_cpu_settings(training)
     return placed
 
 
-def refuse_on_cpu(training: TrainingConfig) -> None:
+def check_cpu_settings(training: TrainingConfig) -> None:
     """Raise `ConfigError` for settings that need a GPU."""
     if training.precision == "tf32":
         raise ConfigError("training.precision = 'tf32' needs a CUDA device; use fp32 or bf16 on a CPU")
@@ -258,11 +260,12 @@ def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> 
     number, gpu, sharing = placement.number[rank], placement.gpu[rank], placement.sharing(rank)
     if number is None or gpu is None or (share := runtime.gpu_memory / sharing) == 1:
         return
-    share -= CONTEXT / gpu.memory  # PyTorch's allocator does not count it
+    share -= CUDA_CONTEXT_BYTES / gpu.memory  # PyTorch's allocator does not count it
     if share <= 0:
         raise ConfigError(
             f"{sharing} ranks share a GPU of {format_bytes(gpu.memory)}, of which the run may take "
-            f"{runtime.gpu_memory:.0%}, and each takes {format_bytes(CONTEXT)} for CUDA alone; start fewer ranks"
+            f"{runtime.gpu_memory:.0%}, and each takes {format_bytes(CUDA_CONTEXT_BYTES)} for CUDA alone; start fewer "
+            "ranks"
         )
     torch.cuda.set_per_process_memory_fraction(share, torch.device("cuda", number))
 
@@ -392,6 +395,6 @@ def _choose_mpi_route(placed: GpuPlacement, computing: tuple[int, ...]) -> GpuMe
     for answer, what in ((False, "cannot move"), (None, "does not say that it can move")):
         unable = [rank for rank, peer in enumerate(placed.peers) if peer.device_buffers is answer]
         if unable:
-            who = "every rank" if len(unable) == len(placed.peers) else names(unable, placed.peers)
+            who = "every rank" if len(unable) == len(placed.peers) else describe_ranks(unable, placed.peers)
             return GpuMessages((), f"MPI, through the host: the library of {who} {what} memory of a GPU")
     return GpuMessages(computing, f"MPI from GPU to GPU, on {format_ranks(computing)}")

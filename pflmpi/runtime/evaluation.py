@@ -18,7 +18,7 @@ from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages, Updates, as_messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.counts import Counts, count_results, in_client_order, predict_batches
+from pflmpi.runtime.counts import Counts, count_results, predict_batches, sort_by_client
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches, cumcount
 from pflmpi.runtime.executors.transfers import download_all, run_pipelined, upload
@@ -64,7 +64,7 @@ def evaluate_trained(executor: Executor, population: Population, reply: Reply, u
 def collect_counts(executor: Executor, groups: Sequence[ClientGroup], tests: Iterable[Callable[[], Counts]]) -> Counts:
     """Run one test per group, which starts as the iterator advances; the counts are in ascending order of ids."""
     counts = list(run_pipelined(tests, executor.ahead))
-    return in_client_order(groups, counts, executor.untested([]))
+    return sort_by_client(groups, counts, executor.untested([]))
 
 
 def is_model_shared(executor: Executor, home: np.ndarray | None) -> bool:

@@ -102,7 +102,7 @@ class Placement:
         return np.flatnonzero(self.home == rank).astype(np.int64)
 
 
-def place(
+def make_placement(
     executor: Executor, declared: Declared, templates: Sequence[Tree], runtime: RuntimeConfig, ranks: int, slots: int
 ) -> Placement:
     """Cuts the clients into groups, and gives them home ranks if they have state or receive messages of their own.

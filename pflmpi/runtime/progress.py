@@ -7,8 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from pflmpi.learning.main_measure import of_validation
-from pflmpi.runtime.counts import Counts, figures, measure_columns
+from pflmpi.learning.main_measure import to_validation_name
+from pflmpi.runtime.counts import Counts, compute_metrics, measure_columns
 from pflmpi.store import metrics_file
 from pflmpi.text import format_decimal
 
@@ -84,7 +84,7 @@ class Progress:
         if self.validation is not None:
             names = [*_ACCURACY, *_OTHERS, *chain.from_iterable(map(measure_columns, self.measures))]
             values = _format_metrics(None if self.scores is None else self.validation, names)
-            columns |= zip(map(of_validation, names), values, strict=True)
+            columns |= zip(map(to_validation_name, names), values, strict=True)
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -114,9 +114,9 @@ class Progress:
                 by_client |= {f"client_{name}": values for name, values in scores.values.items()}
                 if "client_accuracy" in by_client:
                     by_client["accuracy"] = by_client.pop("client_accuracy")
-                over_all = {name: np.array(value) for name, value in figures(scores).items()}
+                over_all = {name: np.array(value) for name, value in compute_metrics(scores).items()}
                 for name, value in (by_client | over_all).items():
-                    arrays[f"{prefix}{name}" if prefix != "validation_" else of_validation(name)] = value
+                    arrays[f"{prefix}{name}" if prefix != "validation_" else to_validation_name(name)] = value
         return arrays
 
 
@@ -141,7 +141,7 @@ def metric_columns(measures: Sequence[str], simulated: bool, validates: bool = F
 def _format_metrics(scores: Counts | None, names: Sequence[str]) -> list[str]:
     if scores is None:
         return [""] * len(names)
-    values = figures(scores)
+    values = compute_metrics(scores)
     return [format_decimal(values[name], 6) if name in values else "" for name in names]
 
 

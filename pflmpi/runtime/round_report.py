@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from pflmpi.machine import own_memory
-from pflmpi.messages.groups import clients_per_rank, rank_by_rank
+from pflmpi.messages.groups import clients_by_rank, clients_per_rank
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.counts import Counts
@@ -71,7 +71,7 @@ def gather_report(
     heads = heads.reshape(-1, len(head))
     return RoundReport(
         *_split_scores(scores.reshape(-1, rows.shape[1]), now, tested),
-        train_loss=losses[np.argsort(rank_by_rank(now.training), kind="stable")],
+        train_loss=losses[np.argsort(clients_by_rank(now.training), kind="stable")],
         seconds=_summarise_seconds(heads[:, 0], heads[:, 1], num_tested + num_trained > 0),
         memory=heads[:, 2],
         stop=heads[:, 3:],
@@ -99,7 +99,7 @@ def _split_scores(
         rows: reported rows, rank by rank.
         like: counts of any clients of the run.
     """
-    numbers, num_classes = rank_by_rank(now.reporting), like.hits.shape[1]
+    numbers, num_classes = clients_by_rank(now.reporting), like.hits.shape[1]
     num_clients, validation = len(now.test_class_counts), now.setup.validation  # with unseen clients
     order = np.argsort(numbers, kind="stable")
     numbers = numbers[order]

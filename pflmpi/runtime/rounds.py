@@ -8,7 +8,7 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.learning import replay
-from pflmpi.messages.device_sum import on_host
+from pflmpi.messages.device_sum import messages_to_host
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Updates
@@ -61,7 +61,7 @@ def run(
     Raises:
         Stopped: on all ranks, if one of them has a reason to stop; the last round is complete and on disk.
     """
-    replay.forget()
+    replay.clear_traces()
     rank, last = transport.rank, setup.task.training.rounds
     server, reply = _open_run(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:
@@ -136,7 +136,7 @@ def train(
         if len(update.clients):
             population.put(update.clients, update.states)
             free_bytes -= tree.num_bytes({**update.up})
-            trained.ups.append((update.clients, update.up if free_bytes > 0 else on_host(update.up)))
+            trained.ups.append((update.clients, update.up if free_bytes > 0 else messages_to_host(update.up)))
             trained.losses.update(zip(update.clients.tolist(), update.loss.tolist(), strict=True))
     return trained
 

@@ -92,7 +92,7 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             be completed any more.
     """
     reader, writer = socket.socketpair()
-    watched = early_signals.asking()
+    watched = early_signals.list_stop_signals()
     with reader, writer:
         thread = threading.Thread(
             target=_watch_signals, args=(reader, watched, stop, someone_died), name="signals", daemon=True
@@ -130,7 +130,7 @@ def _watch_signals(
             stop.at_once()
             _exit_now(Stopped.exit_code)
         first = first or time.monotonic()
-        stop.reason = stop.reason or early_signals.described(number)
+        stop.reason = stop.reason or early_signals.describe_signal(number)
 
 
 @contextmanager

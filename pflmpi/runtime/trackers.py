@@ -18,7 +18,7 @@ from time import time
 from typing import Any, ClassVar
 
 from pflmpi.errors import ConfigError, PflmpiError, RunError, TransportError
-from pflmpi.machine import expanded
+from pflmpi.machine import expand_path
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.faults import CollectiveError
@@ -152,7 +152,7 @@ class MLflow(Tracker):
     def __init__(self, run: TrackedRun, store: str = "mlruns") -> None:
         mlflow = import_module(self.library)
         if "://" not in store:  # a database, because MLflow deprecates plain files
-            folder = expanded(store).absolute()
+            folder = expand_path(store).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             store = f"sqlite:///{folder / 'mlflow.db'}"
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient(tracking_uri=store)

@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.deliver import deliver, delivery
+from pflmpi.messages.deliver import deliver, delivery_traffic
 from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of_all
 from pflmpi.messages.kinds import Messages, Shared
@@ -56,7 +56,9 @@ class Unseen:
         calls = down_calls(self.declared, self.groups, self.home)
         if not self.answers:
             return calls
-        rows = (delivery(*self._rows_on_server, {"leaf": leaf}, down=False) for _, leaf in tree.leaves(self.answers))
+        rows = (
+            delivery_traffic(*self._rows_on_server, {"leaf": leaf}, down=False) for _, leaf in tree.leaves(self.answers)
+        )
         return [*rows, Traffic.broadcast(tree.num_bytes(self.answers), len(self.groups)), *calls]
 
     @property
@@ -121,19 +123,21 @@ def evaluate_unseen(
         shared: the messages that are the same for all: of the round's reply, and those of `mean_answers`.
         kept: rows of the trained clients that live here; see `Homes`.
     """
-    reply = received(unseen, transport, server, shared, kept, round)
+    reply = receive_messages(unseen, transport, server, shared, kept, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
     if is_model_shared(executor, unseen.home):
         return evaluate_shared_model(executor, reply, groups, round)
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:
-        states = joined(unseen, group, reply.for_clients(group), round)
+        states = join_newcomers(unseen, group, reply.for_clients(group), round)
         return executor.evaluate(group, states, reply.for_clients(group, unseen.algorithm.predicts_with), round)
 
     return collect_counts(executor, groups, map(begin, groups))
 
 
-def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
+def receive_messages(
+    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int
+) -> Reply:
     """Returns the messages that this rank's unseen clients receive; the arguments are those of `evaluate_unseen`."""
     if not unseen.declared.down:
         return Reply(shared)
@@ -147,7 +151,7 @@ def received(unseen: Unseen, transport: Transport, server: Tree, shared: Message
     return replace(send_down(transport, unseen.declared, published, unseen.groups, homes=homes), shared=shared)
 
 
-def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:
+def join_newcomers(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:
     """Returns the states [m, ...] of newcomers after their local updates with the messages [m, ...] of a round."""
     task = unseen.executor.task(group).replace(device=HOST)
     with calling(unseen.algorithm, "init_client", round):

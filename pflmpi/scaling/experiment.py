@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import atomic
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import by_key, differing
+from pflmpi.config.sections import by_key, find_differences
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.sweep.table import PlannedRun
 from pflmpi.text import join_truncated, pluralize
@@ -104,7 +104,7 @@ def join(new: Scaling, out: Path) -> Scaling:
 def write(scaling: Scaling, out: Path) -> None:
     """Writes the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
-    with atomic.refusing(out / FILE, "choose another --out"):
+    with atomic.as_config_error(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
         atomic.write(out / FILE, yaml_file.dump(values).encode())
 
@@ -116,7 +116,7 @@ def _list_differences(before: Scaling, now: Scaling) -> Sequence[str]:
         own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
         return {**own, **by_key(scaling.config)}
 
-    changed = differing(values(before), values(now))
+    changed = find_differences(values(before), values(now))
     return [f"{key} = {old!r} there, {new!r} now" for key, (old, new) in changed.items()]
 
 
@@ -146,7 +146,6 @@ def folder(out: Path, ranks: int) -> Path:
 
 
 def runs(scaling: Scaling) -> list[ScaleRun]:
-    """All runs in order of execution: one repeat of every point, then the next, so that slow periods affect all "
-    "points."""
+    """All runs in order of execution: one repeat of every point, then the next, as slow periods then affect all."""
     raw = {ranks: scaling.raw(ranks) for ranks in scaling.ranks}
     return [ScaleRun(ranks, repeat, raw[ranks]) for repeat in range(1, scaling.repeats + 1) for ranks in scaling.ranks]

@@ -16,7 +16,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, plot_extrapolations
 from pflmpi.scaling.records import hardware
-from pflmpi.scaling.results import PARTS, TITLES, Point, Results, readable
+from pflmpi.scaling.results import PARTS, TITLES, Point, Results, format_table
 from pflmpi.text import pluralize, scaled_bytes
 
 _WIDE = 8  # if the largest number of ranks is this many times the smallest, the axis is logarithmic
@@ -163,7 +163,7 @@ def write_page(
             )
     extrapolations = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
-    with atomic.refusing(f"the page in {out}", "choose another --out"):
+    with atomic.as_config_error(f"the page in {out}", "choose another --out"):
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
         drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], _FIGURES, update)
@@ -177,7 +177,9 @@ def write_page(
         ]
         (out / PAGE).write_text(html.build_page(title, about, problems, sections, made), encoding="utf-8")
         latex = [
-            line for name, results in named.items() for line in (f"% {name}", *format_tabular(*readable(results)), "")
+            line
+            for name, results in named.items()
+            for line in (f"% {name}", *format_tabular(*format_table(results)), "")
         ]
         (out / _LATEX_TABLE).write_text("\n".join(latex), encoding="utf-8")
     return problems
@@ -193,7 +195,7 @@ def _name_experiments(experiments: Sequence[Results]) -> dict[str, Results]:
 
 def _build_section(name: str, results: Results) -> Section:
     """The section of an experiment, with its table."""
-    columns, rows = readable(results)
+    columns, rows = format_table(results)
     wrong = [
         number for number, point in enumerate(results.points) if not point.same_bits or any(point.problems.values())
     ]

@@ -105,7 +105,7 @@ def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str])
     """
     run = planned.run(out)
     try:
-        last, _ = verify.newest_good(run)
+        last, _ = verify.find_newest_good(run)
         recorded = stored.read(run)["recorded"]
         values: Record = {
             "ranks": planned.ranks,
@@ -127,7 +127,7 @@ def record_failure(planned: ScaleRun, out: Path, problem: str) -> None:
 
 
 def write(path: Path, values: Record) -> None:
-    with atomic.refusing(path, "choose another --out"):
+    with atomic.as_config_error(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, json.dumps(values, indent=1).encode())
 

@@ -152,7 +152,7 @@ class Results:
         return failures
 
 
-def results(out: Path) -> Results:
+def read_results(out: Path) -> Results:
     """Reads the results of the experiment in a folder.
 
     Raises:
@@ -205,11 +205,11 @@ def write_table(results: Results) -> None:
     # Lines of measured runs have all columns; those of failed ones only the first.
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
     content = format_csv([header, *([line.get(name, "") for name in header] for line in lines)])
-    with atomic.refusing(f"in {results.out}", "copy the experiment elsewhere"):
+    with atomic.as_config_error(f"in {results.out}", "copy the experiment elsewhere"):
         atomic.write(results.out / "scale.csv", content.encode())
 
 
-def readable(results: Results) -> tuple[list[str], list[list[str]]]:
+def format_table(results: Results) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a table for readers, a row for each point."""
     varied = {"weak": ["clients"], "packing": ["threads"], "strong": []}[results.scaling.mode]
     columns = ["ranks", *varied, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]

@@ -11,7 +11,7 @@ from pflmpi.experiment.build import load_federation
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, Mode, ScaleRun, Scaling
-from pflmpi.sweep.pending import CellTask, prepare, unless_written
+from pflmpi.sweep.pending import CellTask, prepare_cell, skip_if_running
 from pflmpi.sweep.runs import SweepOutcome, run_cells
 
 
@@ -112,10 +112,10 @@ def measure(
         assert isinstance(task.cell, ScaleRun)
         return records.record(task.cell, out, nodes(task.cell.ranks), environ)
 
-    tasks = [unless_written(make_task(planned, scaling, out), out) for planned in planned_runs]
+    tasks = [skip_if_running(make_task(planned, scaling, out), out) for planned in planned_runs]
     for task in tasks:
         if task.command:
-            prepare(task, out)
+            prepare_cell(task, out)
     ranks_of = {planned.name: planned.ranks for planned in planned_runs}
     outcome = run_cells(tasks, out, lambda task: launcher(ranks_of[task.cell.name]), [environ], locks, record)
     for planned, task in zip(planned_runs, tasks, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.batch_script import BatchScript, Options, check_setup, merged, srun
+from pflmpi.cluster.batch_script import BatchScript, Options, check_setup, merge_options, srun
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling, folder, runs
@@ -109,7 +109,7 @@ def jobs(
     first = str(setup.resolve()) if setup else ""
     return {
         ranks: BatchScript(
-            merged(_options(ranks, scaling, out, given, mpi), given, others),
+            merge_options(_options(ranks, scaling, out, given, mpi), given, others),
             sys.executable,
             [*words, "--only", str(ranks)],
             mpi,

@@ -203,9 +203,9 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def _copy(source: Path, descriptor: int) -> None:
-    if problem := damage(source):
+    if problem := find_damage(source):
         raise CheckpointError(problem)
-    with regular_file.opened(source) as file:
+    with regular_file.open_regular(source) as file:
         while piece := file.read(_PIECE):
             atomic.write_at(descriptor, piece, file.tell() - len(piece))
 
@@ -409,7 +409,7 @@ def recorded_checksum(path: Path) -> Checksum:
 @contextmanager
 def _opened_bytes(path: Path) -> Iterator[BinaryIO]:
     try:
-        with regular_file.opened(path) as file:
+        with regular_file.open_regular(path) as file:
             yield file
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
@@ -417,7 +417,7 @@ def _opened_bytes(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def damage(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Returns the problem with the bytes of a file, or with what they refer to, or None; reads every byte."""
     if problem := _problem(path, whole=True):
         return problem
@@ -433,7 +433,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def truncated_problem(path: Path) -> str | None:
+def find_truncation(path: Path) -> str | None:
     """Returns the problem with the head or the length of a file, or None; reads the head alone."""
     return _problem(path, whole=False)
 

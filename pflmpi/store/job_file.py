@@ -117,7 +117,7 @@ def path(folder: Path) -> Path:
 def append(folder: Path, job: str, restarts: str = "-", record: Submission | Start | End | None = None) -> None:
     """Add a line; the folder exists."""
     text = f" {json.dumps(dataclasses.asdict(record))}" if record else ""
-    with open(path(folder), "a", encoding="utf-8", opener=regular_file.not_through_a_link) as file:
+    with open(path(folder), "a", encoding="utf-8", opener=regular_file.open_without_links) as file:
         file.write(f"{job} {restarts} {socket.gethostname()}{text}\n")
 
 
@@ -128,7 +128,7 @@ def record(run: Path, jobs: Mapping[str, int], record: Start | End | None) -> No
             append(run, name.removeprefix(_SLURM), str(restarts), record)
 
 
-def read(folder: Path) -> dict[str, int]:
+def read_restarts(folder: Path) -> dict[str, int]:
     """Reads the recorded restarts of each job, by id; the newest job is last."""
     jobs: dict[str, int] = {}
     for job, restarts, *_ in _lines(folder):
@@ -136,12 +136,12 @@ def read(folder: Path) -> dict[str, int]:
     return jobs
 
 
-def submissions(folder: Path) -> dict[str, Submission]:
+def read_submissions(folder: Path) -> dict[str, Submission]:
     """Reads what `submit` recorded, by job id; the newest job is last."""
     return dict(_records(folder, Submission))
 
 
-def usage(folder: Path) -> Usage | None:
+def compute_usage(folder: Path) -> Usage | None:
     """Computes what the jobs of a run have used; None where no job has started it."""
     starts = [start for _, start in _records(folder, Start)]
     if not starts:
@@ -165,7 +165,7 @@ def usage(folder: Path) -> Usage | None:
     text = hours(node_seconds, gpu_seconds, core_seconds, busy)
     if open_starts:
         text += f", without {pluralize(open_starts, 'start')} whose end is unknown"
-    jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in read(folder).items()]
+    jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in read_restarts(folder).items()]
     return Usage(len(starts), f"{text}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
 
 

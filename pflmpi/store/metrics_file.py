@@ -62,7 +62,7 @@ def is_count(name: str) -> bool:
     return name in _COUNTS or name.endswith("_bytes")
 
 
-def of_measures(names: Iterable[str]) -> list[str]:
+def select_measure_columns(names: Iterable[str]) -> list[str]:
     """Selects the columns of a run's own measures; leaves out any other name that a file may have."""
     return [name for name in names if name not in COLUMNS and _OF_MEASURE.fullmatch(name)]
 
@@ -80,14 +80,14 @@ def path(run: Path) -> Path:
 
 def read(run: Path) -> list[dict[str, str]]:
     """Reads the complete lines: for each round a mapping from column to text."""
-    content = text(run).decode()
+    content = read_bytes(run).decode()
     lines = content[: content.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
     return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
 
 def restart(run: Path, done: int, columns: Sequence[str] = COLUMNS) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; writes blank lines where the file is missing."""
-    lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
+    lines = read_bytes(run).splitlines(keepends=True)[: done + 1] if done else []
     atomic.write(path(run), b"".join(lines) or _blank_lines(done, columns))
 
 
@@ -127,7 +127,7 @@ def checksum(content: bytes, before: Checksum = EMPTY) -> Checksum:
     return Checksum(before.bytes + len(content), zlib.crc32(content, before.crc32))
 
 
-def text(run: Path) -> bytes:
+def read_bytes(run: Path) -> bytes:
     """Reads the whole file; empty where there is none."""
     return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
 
@@ -145,7 +145,7 @@ def append(
     assert len(line) == len(columns)
     written = f"{','.join(map(str, line))}\n".encode()
     try:
-        with open(path(run), "ab", opener=regular_file.not_through_a_link) as file:
+        with open(path(run), "ab", opener=regular_file.open_without_links) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
                 before, written = EMPTY, _blank_lines(int(line[0]) - 1, columns) + written

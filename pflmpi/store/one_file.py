@@ -44,7 +44,7 @@ def check(path: Path, each_array: bool = False) -> None:
     Args:
         each_array: also verify the checksum of each array.
     """
-    if problem := verify.elsewhere(path):
+    if problem := verify.explain_not_a_run(path):
         raise CheckpointError(problem)
     if each_array and (problems := checked_hdf5.damaged_arrays(path)):
         raise CheckpointError("; ".join(problems))

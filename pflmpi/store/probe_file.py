@@ -83,9 +83,9 @@ def write(run: Path, probe: Probe) -> None:
     checked_hdf5.write(path(run, probe.round), fill)
 
 
-def damage(run: Path, round: int) -> str | None:
+def find_damage(run: Path, round: int) -> str | None:
     """Returns why the probe of a round is not as written, or belongs to another round or run; None if all is well."""
-    if problem := checked_hdf5.damage(path(run, round)):
+    if problem := checked_hdf5.find_damage(path(run, round)):
         return problem
     try:
         with checked_hdf5.reading(path(run, round)) as file:
@@ -107,7 +107,7 @@ def read(run: Path, round: int) -> Probe:
     Raises:
         CheckpointError: it is missing, damaged or in another format.
     """
-    if problem := damage(run, round):
+    if problem := find_damage(run, round):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:
         about = checked_hdf5.read_about(file)

@@ -54,7 +54,7 @@ def prune(run: Path, keep: int, known_shards: Mapping[int, Collection[str]] | No
                 (run / name).unlink(missing_ok=True)
 
 
-def to_thin(run: Path, every: int | None, keep: int) -> tuple[list[int], list[Path]]:
+def choose_files_to_prune(run: Path, every: int | None, keep: int) -> tuple[list[int], list[Path]]:
     """Returns the rounds to keep, ascending, and the files that none of them needs, round files first.
 
     No process may be writing to the run.

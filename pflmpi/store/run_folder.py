@@ -189,7 +189,7 @@ def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
     return read_clients_of_layout(run, layout, clients)
 
 
-def by_client(rows: ClientRows) -> dict[int, Arrays]:
+def split_by_client(rows: ClientRows) -> dict[int, Arrays]:
     """Splits rows into the state of each client, by id and path."""
     return {
         client: {path: array[row, ...] for path, array in leaves.items()}
@@ -242,13 +242,13 @@ def digest(run: Path, round: int) -> str:
     Raises:
         CheckpointError: something is missing or damaged.
     """
-    layout, at_once = read_layout(run, round), block_length(run, round)
+    layout, at_once = read_layout(run, round), count_clients_per_block(run, round)
     clients = np.flatnonzero(layout.file != layouts.NOWHERE)
     blocks = (clients[start : start + at_once] for start in range(0, len(clients), at_once))
     return digest_of_blocks(read_server(run, round), (read_clients_of_layout(run, layout, block) for block in blocks))
 
 
-def block_length(run: Path, round: int) -> int:
+def count_clients_per_block(run: Path, round: int) -> int:
     """Returns how many clients to read at once where all clients of a round are read."""
     return clients_at_once(max(map(row_bytes, read_kinds(run, round).values()), default=0))
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import regular_file
-from pflmpi.atomic import TEMPORARY, refusing
+from pflmpi.atomic import TEMPORARY, as_config_error
 from pflmpi.errors import CheckpointError, RunError
-from pflmpi.machine import has_ended, start_of, system
+from pflmpi.machine import has_ended, identify_system, read_start
 from pflmpi.store import job_file
 from pflmpi.store.job_file import End
 
@@ -64,7 +64,7 @@ class Owner:
     def here(cls, run: Path, jobs: Mapping[str, int]) -> "Owner":
         """This process, as the owner of a run, with a new token."""
         pid, inode, token = os.getpid(), run.stat().st_ino, secrets.token_hex(8)
-        return cls(token, socket.gethostname(), pid, system(), start_of(pid), int(time.time()), jobs, inode)
+        return cls(token, socket.gethostname(), pid, identify_system(), read_start(pid), int(time.time()), jobs, inode)
 
     def why_gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
         """Returns why the process is known not to write this run any more; "" if it does, or if nothing is known.
@@ -82,7 +82,7 @@ class Owner:
 
     def near(self) -> bool:
         """Whether the owner runs on this system, so that `why_gone` knows whether it has ended."""
-        return self.system != "" and self.system == system()
+        return self.system != "" and self.system == identify_system()
 
     def __str__(self) -> str:
         jobs = "".join(f", {job}" for job in self.jobs)
@@ -155,7 +155,7 @@ class RunLock:
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
-            if token_of(path(self._run)) == self.token:
+            if read_token(path(self._run)) == self.token:
                 path(self._run).unlink()
             if self._made_folder:
                 self._run.rmdir()
@@ -163,7 +163,7 @@ class RunLock:
     def _beat(self) -> None:
         while not self._ending.wait(BEAT):
             with contextlib.suppress(OSError):
-                if token_of(path(self._run)) == self.token:
+                if read_token(path(self._run)) == self.token:
                     os.utime(path(self._run))
 
 
@@ -171,13 +171,13 @@ def path(run: Path) -> Path:
     return run / "lock.json"
 
 
-def touched(file: Path) -> float:
+def read_mtime(file: Path) -> float:
     """Returns when a file was last touched, in seconds since the epoch, by the clock of the file system."""
-    with regular_file.opened(file) as opened:  # a network file system asks its server again when a file is opened
+    with regular_file.open_regular(file) as opened:  # a network file system asks its server again when a file is opened
         return os.fstat(opened.fileno()).st_mtime
 
 
-def owner(run: Path) -> Owner | None:
+def find_owner(run: Path) -> Owner | None:
     """Returns who writes the run according to its lock; None without a lock, or if that process is known to be gone."""
     try:
         writer = _read(path(run))
@@ -186,10 +186,10 @@ def owner(run: Path) -> Owner | None:
         return None
 
 
-def holder(run: Path, jobs: Mapping[str, int]) -> Owner | None:
-    """As `owner`, but None also where `take` with these jobs would replace the lock, as of an owner on a lost host."""
+def find_blocking_owner(run: Path, jobs: Mapping[str, int]) -> Owner | None:
+    """As `find_owner`, but None where `take` with these jobs would replace the lock, as of an owner on a lost host."""
     lock, draft = path(run), run / f"lock.json.{secrets.token_hex(8)}{TEMPORARY}"
-    if (writer := owner(run)) is None or writer.near():
+    if (writer := find_owner(run)) is None or writer.near():
         return writer
     try:
         draft.touch()
@@ -200,7 +200,7 @@ def holder(run: Path, jobs: Mapping[str, int]) -> Owner | None:
         draft.unlink(missing_ok=True)
 
 
-def token_of(lock: Path) -> str | None:
+def read_token(lock: Path) -> str | None:
     """Reads the token of a lock; None if the lock is missing or damaged."""
     try:
         owner = _read(lock)
@@ -220,7 +220,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
         CheckpointError: another process writes the run; says which.
         ConfigError: the folder cannot be written.
     """
-    with refusing(f"the run folder {run}", "choose another folder"):
+    with as_config_error(f"the run folder {run}", "choose another folder"):
         made_folder = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
         regular_file.check_folders(run)
@@ -244,7 +244,7 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
                     raise _refusal(run, owner, _silence(lock, draft))
                 _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
                 if owner is not None:  # which did not record its own end
-                    job_file.record(run, owner.jobs, End(owner.token, touched(lock)))
+                    job_file.record(run, owner.jobs, End(owner.token, read_mtime(lock)))
                 return _replace(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)
@@ -255,7 +255,7 @@ def _create(lock: Path, draft: Path, me: Owner) -> bool:
     try:
         os.link(draft, lock)
     except FileExistsError:
-        return token_of(lock) == me.token  # a network file system may repeat the call, and report the second one
+        return read_token(lock) == me.token  # a network file system may repeat the call, and report the second one
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
@@ -269,7 +269,7 @@ def _replace(lock: Path, draft: Path, me: Owner) -> None:
     """Replace the lock; of two processes that do so at once, the first is refused."""
     os.replace(draft, lock)
     time.sleep(_SETTLED)
-    if token_of(lock) != me.token:
+    if read_token(lock) != me.token:
         raise _refusal(lock.parent, _read(lock), 0.0)
 
 
@@ -278,13 +278,13 @@ def _wait_for_owner(run: Path, owner: Owner | None, me: Owner, draft: Path) -> s
     if owner is not None and ((reason := owner.why_gone(run, me.jobs)) or owner.near()):
         return reason
     lock = path(run)
-    last_touch, silence = touched(lock), _silence(lock, draft)
+    last_touch, silence = read_mtime(lock), _silence(lock, draft)
     end = time.monotonic() + SILENCE - silence
     if silence < SILENCE:
         _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, owner, run)
     while time.monotonic() < end:
         time.sleep(_SETTLED)
-        if touched(lock) != last_touch:
+        if read_mtime(lock) != last_touch:
             return ""
     return f"nothing was heard of it for {max(silence, SILENCE):.0f} s"
 
@@ -292,7 +292,7 @@ def _wait_for_owner(run: Path, owner: Owner | None, me: Owner, draft: Path) -> s
 def _silence(lock: Path, draft: Path) -> float:
     """Returns the seconds since the owner touched its lock, by the clock of the file system."""
     os.utime(draft)
-    return max(touched(draft) - touched(lock), 0.0)
+    return max(read_mtime(draft) - read_mtime(lock), 0.0)
 
 
 def _refusal(run: Path, owner: Owner | None, silence: float) -> CheckpointError:

@@ -110,7 +110,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     Raises:
         CheckpointError: the file is missing, truncated or damaged, or does not have these rows.
     """
-    if problem := checked_hdf5.truncated_problem(path):
+    if problem := checked_hdf5.find_truncation(path):
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
         if len(rows) and rows[-1] >= len(checked_hdf5.open_stored(file[cohort], "client")):

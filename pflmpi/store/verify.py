@@ -76,7 +76,7 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
         intact: shards that need not be read again.
     """
     path = round_path(run, round)
-    find_problem = checked_hdf5.damage if whole else checked_hdf5.truncated_problem
+    find_problem = checked_hdf5.find_damage if whole else checked_hdf5.find_truncation
     if problem := find_problem(path):
         return {path: problem}
     try:
@@ -105,14 +105,14 @@ def problems(run: Path, round: int) -> list[str]:
     return list(checkpoint(run, round, whole=True).values())
 
 
-def newest_good(run: Path) -> tuple[int, list[str]]:
+def find_newest_good(run: Path) -> tuple[int, list[str]]:
     """Finds the newest round without problems; returns it and the problems of the newer rounds.
 
     Raises:
         CheckpointError: the folder is not a run, or has no intact round.
     """
     if not run.is_dir():
-        raise CheckpointError(elsewhere(run) or f"{run} is a checkpoint in one file, and no folder of a run")
+        raise CheckpointError(explain_not_a_run(run) or f"{run} is a checkpoint in one file, and no folder of a run")
     present = rounds(run)
     if not present:
         names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
@@ -129,9 +129,9 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
             return round, skipped
         skipped += round_problems
     if rounds(run)[-1:] > present[-1:]:  # the run is going on, and has meanwhile pruned the rounds read here
-        return newest_good(run)
+        return find_newest_good(run)
     newest = round_path(run, present[-1])
-    if not (run / SHARDS).is_dir() and not checked_hdf5.damage(newest) and (lone := elsewhere(newest)):
+    if not (run / SHARDS).is_dir() and not checked_hdf5.find_damage(newest) and (lone := explain_not_a_run(newest)):
         raise CheckpointError(lone)
     raise CheckpointError(
         f"{run} has no good checkpoint among {len(present)}: {'; '.join(dict.fromkeys(skipped))}; restore the files "
@@ -139,13 +139,13 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
     )
 
 
-def elsewhere(path: Path) -> str | None:
+def explain_not_a_run(path: Path) -> str | None:
     """Returns what a path is that is no folder of a run, and where its state is; None for a checkpoint in one file."""
     try:
         checked_hdf5.recorded_checksum(path)
     except CheckpointError:
         return f"{path} is no folder; name the folder that `pflmpi run` printed"
-    if problem := checked_hdf5.damage(path):
+    if problem := checked_hdf5.find_damage(path):
         return problem
     with checked_hdf5.reading(path) as file:
         about = checked_hdf5.read_about(file)
@@ -181,7 +181,7 @@ def _owner_problem(run: Path, round: int, attributes: Mapping[str, str | int | f
     return None
 
 
-def newest_index(run: Path) -> Mapping[str, str | int | float] | None:
+def verify_newest_attributes(run: Path) -> Mapping[str, str | int | float] | None:
     """Reads the attributes of the newest readable round file of a run; None without any.
 
     Raises:
@@ -214,7 +214,7 @@ def metrics(run: Path, last: int | None) -> Metrics:
         CheckpointError: the file is missing, not what the newest checkpoint recorded, or after that not what a run
             writes: rounds from 1 in order, up to the last, with a number in every column.
     """
-    path, index = metrics_file.path(run), newest_index(run)
+    path, index = metrics_file.path(run), verify_newest_attributes(run)
     try:
         content = regular_file.read(path)
         whole, end, rest = content.rpartition(b"\n")
@@ -240,7 +240,7 @@ def check_metrics(run: Path, round: int) -> bytes:
     Raises:
         CheckpointError: they are neither what the checkpoint recorded, nor blank as where the file was lost.
     """
-    content = metrics_file.text(run)
+    content = metrics_file.read_bytes(run)
     if _is_recorded(content, run, round) or metrics_file.begins_blank(content, round):
         return b"".join(content.splitlines(keepends=True)[: 1 + round])
     intact = [other for other in rounds(run) if other < round and _is_recorded(content, run, other)]

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pflmpi.atomic import refusing
+from pflmpi.atomic import as_config_error
 from pflmpi.errors import ConfigError
 
 
 @contextmanager
-def locked(folder: Path, shared: bool = False) -> Iterator[int]:
+def lock_sweep_folder(folder: Path, shared: bool = False) -> Iterator[int]:
     """Creates a folder and locks it; yields the descriptor.
 
     Processes that inherit the descriptor hold the lock too; it is released when all of them have ended, however.
@@ -32,8 +32,8 @@ def locked(folder: Path, shared: bool = False) -> Iterator[int]:
 
 
 @contextmanager
-def cell_locked(run: Path) -> Iterator[int]:
-    """Locks one run in the folder of a sweep, as `locked` does the folder; the lock file is beside the run."""
+def lock_cell(run: Path) -> Iterator[int]:
+    """Locks one run of a sweep, as `lock_sweep_folder` does its folder; the lock file is beside the run."""
     busy = f"another task works on {run}, or a process left behind by a killed one; wait for it, or end it"
     with _hold(run.with_name(f".{run.name}.lock"), fcntl.LOCK_EX, busy) as descriptor:
         yield descriptor
@@ -41,11 +41,11 @@ def cell_locked(run: Path) -> Iterator[int]:
 
 @contextmanager
 def _hold(path: Path, operation: int, busy: str) -> Iterator[int]:
-    with refusing(f"the sweep folder {path.parent}", "choose another --out"):
+    with as_config_error(f"the sweep folder {path.parent}", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with refusing(f"a lock in the sweep folder {path.parent}", "choose another --out"):
+        with as_config_error(f"a lock in the sweep folder {path.parent}", "choose another --out"):
             try:
                 fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
             except BlockingIOError as error:

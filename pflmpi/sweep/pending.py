@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflmpi.atomic import refusing
+from pflmpi.atomic import as_config_error
 from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.experiment.stored_config import allowed_changes, changed_code
+from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.sweep.table import PlannedRun
@@ -61,7 +61,7 @@ class CellTask:
     problem: str = ""
 
 
-def cell_task(
+def plan_cell(
     cell: PlannedRun, config: Config, out: Path, ranks: int | None, code_may_change: bool = False, anew: bool = False
 ) -> CellTask:
     """Finds out what is left to do for a cell with this configuration, whose run is below `out`; changes nothing.
@@ -73,7 +73,7 @@ def cell_task(
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    status = run_state(run, config, code_may_change)
+    status = find_run_state(run, config, code_may_change)
     if status.state == "other" and anew:
         status = replace(status, state="start", done=0)
     elif status.state == "other":
@@ -88,13 +88,13 @@ def cell_task(
     return CellTask(cell, status.state, status.done, rounds, command, status.problem)
 
 
-def unless_written(task: CellTask, out: Path, jobs: Mapping[str, int] | None = None) -> CellTask:
+def skip_if_running(task: CellTask, out: Path, jobs: Mapping[str, int] | None = None) -> CellTask:
     """Returns the task, or one without a command if another process writes the run.
 
     Args:
         jobs: the jobs that have started this process; see `store.run_lock.Owner`.
     """
-    writer = run_lock.holder(task.cell.run(out), jobs or {}) if task.state != "done" else None
+    writer = run_lock.find_blocking_owner(task.cell.run(out), jobs or {}) if task.state != "done" else None
     if writer is None:
         return task
     problem = f"{task.cell.run(out)} is being written by {writer}; wait for it, or end it"
@@ -104,21 +104,21 @@ def unless_written(task: CellTask, out: Path, jobs: Mapping[str, int] | None = N
 def has_failed(cell: PlannedRun, out: Path) -> bool:
     """Whether a cell was started, and is neither running nor done by the configuration of its run."""
     run = cell.run(out)
-    return (run.exists() or cell.log(out).exists()) and not run_lock.owner(run) and not is_done(run)
+    return (run.exists() or cell.log(out).exists()) and not run_lock.find_owner(run) and not is_done(run)
 
 
-def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
+def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
     """Finds the state of a run's folder for this configuration."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
         return RunState("start", problem=_explain_lost_checkpoints(run))
     try:
         changes = allowed_changes(run, config)
-        changed_code(run, config, code_may_change)
+        find_changed_code(run, config, code_may_change)
     except UserError as error:
         return RunState("other", problem=str(error))
     try:
-        done, _ = verify.newest_good(run)
+        done, _ = verify.find_newest_good(run)
     except CheckpointError as error:
         return RunState("start", problem=str(error))
     if done > rounds:
@@ -131,7 +131,7 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
 
 def _explain_lost_checkpoints(run: Path) -> str:
     """Why a run without a checkpoint must not be deleted; "" if it has no metrics of a round."""
-    lines = metrics_file.text(run).count(b"\n") - 1
+    lines = metrics_file.read_bytes(run).count(b"\n") - 1
     if lines < 1:
         return ""
     return (
@@ -150,7 +150,7 @@ def _has_stopped_early(run: Path, config: Config, done: int) -> bool:
         return False  # resuming restores the metrics, and finds that nothing is left to do
 
 
-def unfinished(task: CellTask, config: Config, out: Path) -> str:
+def explain_unfinished(task: CellTask, config: Config, out: Path) -> str:
     """Why a run whose process ended with 0 is not complete, e.g. if its launcher has started no rank; "" if it is."""
     run = task.cell.run(out)
     done = max(run_folder.rounds(run), default=0)
@@ -159,7 +159,7 @@ def unfinished(task: CellTask, config: Config, out: Path) -> str:
     return f"ended with 0 and {done} of {task.rounds} rounds: the launcher has started no rank, or has lost it"
 
 
-def prepare(task: CellTask, out: Path) -> None:
+def prepare_cell(task: CellTask, out: Path) -> None:
     """Writes the configuration of a cell beside its run, and clears the folder of a run that starts anew.
 
     A run that cannot continue, or whose checkpoints are damaged or lost, is renamed; one without metrics is removed.
@@ -167,7 +167,7 @@ def prepare(task: CellTask, out: Path) -> None:
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
         return
-    with refusing(run.parent, "choose another --out"):
+    with as_config_error(run.parent, "choose another --out"):
         if task.state == "start" and run.exists():
             if task.problem:
                 aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
@@ -178,11 +178,11 @@ def prepare(task: CellTask, out: Path) -> None:
         path.write_text(dump(task.cell.raw))
 
 
-LIMIT = 5  # starts in a row without a complete round; the same in `cluster.batch_script`
+MAX_EMPTY_STARTS = 5  # starts in a row without a complete round; the same in `cluster.batch_script`
 
 
-def too_many(task: CellTask, out: Path) -> bool:
-    """Counts a start that was stopped; whether `LIMIT` starts in a row have completed no round.
+def count_empty_start(task: CellTask, out: Path) -> bool:
+    """Counts a start that was stopped; whether `MAX_EMPTY_STARTS` starts in a row have completed no round.
 
     Args:
         task: the cell as it was before that start.
@@ -194,7 +194,7 @@ def too_many(task: CellTask, out: Path) -> bool:
         return False
     with counter.open("a") as file:
         file.write("x")
-    if counter.stat().st_size < LIMIT:
+    if counter.stat().st_size < MAX_EMPTY_STARTS:
         return False
     counter.unlink()
     return True

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from pflmpi.cluster.job_log import last_error
+from pflmpi.cluster.job_log import find_last_error
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
@@ -201,7 +201,7 @@ def _find_cause(log: Path, code: int) -> str:
     if code < 0:
         return f"killed by signal {-code}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return last_error(log) or (lines or [f"ended with {code}"])[-1]
+    return find_last_error(log) or (lines or [f"ended with {code}"])[-1]
 
 
 class SweepProgress:

@@ -59,16 +59,16 @@ def count_rounds(step: int, steps: int, rounds: int) -> int:
     return max(1, round(rounds / float(_FACTOR ** (steps - 1 - step))))
 
 
-def count_at(step: int, budget: int) -> int:
+def count_trials(step: int, budget: int) -> int:
     """Number of trials of a cell in a step.
 
-    >>> [count_at(step, 20) for step in range(3)]
+    >>> [count_trials(step, 20) for step in range(3)]
     [20, 7, 3]
     """
     return math.ceil(budget / float(_FACTOR**step))
 
 
-def trials(
+def draw_trials(
     table: SweepTable, cells: "Sequence[tuple[Cell, Config]]", budget: int, seed: int, overrides: Sequence[str] = ()
 ) -> dict[tuple[str, str], list[Trial]]:
     """Draws `budget` trials for each row and column; the first ones are the same for any budget.
@@ -111,14 +111,14 @@ def _fix_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
     return {**raw, "training": {**raw.get("training", {}), "decay_rounds": training.rounds}}
 
 
-def step_table(table: SweepTable, trials: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
+def build_step_table(table: SweepTable, trials: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:
     """Builds the table of a step; its rows are the trials."""
     rows = {trial.name: _sections(trial.raw, rounds=count_rounds(step, steps, trial.rounds)) for trial in trials}
     about = {"title": f"Trials of: {table.title}", "source": "none; a step of a search", "seeds": [seed]}
     return SweepTable.model_validate({**about, "columns": {_COLUMN: {}}, "rows": rows})
 
 
-def tuned_table(table: SweepTable, best: Sequence[Trial], budget: int) -> SweepTable:
+def build_tuned_table(table: SweepTable, best: Sequence[Trial], budget: int) -> SweepTable:
     """Builds the table with the settings of the best trial in each cell, and the seeds of the given table."""
     exceptions = [
         {"row": glob.escape(trial.row), "column": glob.escape(trial.column), "set": _sections(trial.raw)}
@@ -140,8 +140,8 @@ def _sections(raw: Mapping[str, Any], **training: Any) -> dict[str, Any]:
     return {**sections, "training": {**(sections.get("training") or {}), **training}}
 
 
-def write(table: SweepTable, path: Path) -> None:
+def write_table(table: SweepTable, path: Path) -> None:
     """Writes a table as a file that `sweep` and `table` read."""
-    with atomic.refusing(path, "choose another --out"):
+    with atomic.as_config_error(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, yaml_file.dump(table.model_dump(exclude_defaults=True)).encode())

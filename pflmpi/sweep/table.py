@@ -28,7 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import KEYS, located, merge, override, section
 from pflmpi.errors import ConfigError
-from pflmpi.registry import unknown
+from pflmpi.registry import format_unknown_name
 from pflmpi.store import metrics_file
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class SweepTable(BaseModel):
     @field_validator("metric")
     @classmethod
     def _is_known(cls, metric: str | None) -> str | None:
-        if metric is not None and metric not in _METRICS and not metrics_file.of_measures([metric]):
+        if metric is not None and metric not in _METRICS and not metrics_file.select_measure_columns([metric]):
             raise ValueError(f"must be one of {', '.join(_METRICS)}, or a measure's column, such as auroc_mean")
         return metric
 
@@ -212,10 +212,10 @@ def _check(table: SweepTable) -> None:
             _check_keys(f"search.{pattern}", {key.partition(".")[0]: {}})
     for row, columns in table.published.items():
         if row not in table.rows:
-            raise ConfigError(f"published: {unknown('row', row, list(table.rows))}")
+            raise ConfigError(f"published: {format_unknown_name('row', row, list(table.rows))}")
         for column in columns:
             if column not in table.columns:
-                raise ConfigError(f"published.{row}: {unknown('column', column, list(table.columns))}")
+                raise ConfigError(f"published.{row}: {format_unknown_name('column', column, list(table.columns))}")
 
 
 def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
@@ -223,7 +223,7 @@ def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
         raise ConfigError(f"{where}.seed: a cell cannot set the seed; list all seeds in `seeds`")
     for key in sections:
         if key not in KEYS:
-            raise ConfigError(f"{where}: {unknown('section', key, list(KEYS[1:]))}")
+            raise ConfigError(f"{where}: {format_unknown_name('section', key, list(KEYS[1:]))}")
 
 
 def _check_names(kind: str, names: Iterable[str]) -> None:
@@ -287,12 +287,12 @@ class Cell(PlannedRun):
         return out / make_path_safe(self.row) / make_path_safe(self.column) / f"seed{self.seed}"
 
 
-def folder(path: Path, out: Path | None) -> Path:
+def find_sweep_folder(path: Path, out: Path | None) -> Path:
     """Folder of a table's runs: `out`, else one named after the file that defines the runs."""
     return out or Path("sweeps") / Path(load(path).runs_of or path).stem
 
 
-def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
+def list_cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
     """Lists the cells in the order of the file, seeds last.
 
     Args:
@@ -311,7 +311,7 @@ def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) ->
     return all_cells
 
 
-def select(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+def select_cells(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     """Selects cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
     if not patterns:
         return [*all_cells]
@@ -325,7 +325,7 @@ def select(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     return [cell for cell in all_cells if f"{cell.row}/{cell.column}" in selected_names]
 
 
-def selected(
+def load_cells(
     table: Path, overrides: Sequence[str], num_seeds: int | None, patterns: Sequence[str]
 ) -> "list[tuple[Cell, Config]]":
     """Returns the selected cells in the order of the file, each with its validated configuration.
@@ -340,8 +340,8 @@ def selected(
         except ConfigError as error:
             raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
 
-    all_cells = cells(load(table), overrides, num_seeds)
-    selected_cells = select(all_cells, patterns)
+    all_cells = list_cells(load(table), overrides, num_seeds)
+    selected_cells = select_cells(all_cells, patterns)
     configs = {cell.name: parse(cell) for cell in (selected_cells if overrides else all_cells)}
     return [(cell, configs[cell.name]) for cell in selected_cells]
 

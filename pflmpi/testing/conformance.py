@@ -19,9 +19,9 @@ from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
-from pflmpi.experiment.evaluation import for_newcomers
-from pflmpi.learning.replay import step_by_step
-from pflmpi.runtime.unseen import joined, received
+from pflmpi.experiment.evaluation import compute_newcomer_messages
+from pflmpi.learning.replay import without_replay
+from pflmpi.runtime.unseen import join_newcomers, receive_messages
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
 from pflmpi.text import join_truncated
@@ -100,7 +100,7 @@ def replayed_steps_are_the_steps(runs: Runs) -> None:
     longer = {"rounds": 2, "epochs": 2, "batch_size": 5, "lr_decay": 0.9}
     raw = runs.settings(training=longer, runtime={"executor": "lanes", "lanes": 2})
     replayed = run(raw, runs.folder / "replayed")
-    with step_by_step():
+    with without_replay():
         plain = run(raw, runs.folder / "plain")
     assert replayed == plain, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
 
@@ -114,10 +114,10 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         ready = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1)
         if (unseen := ready.unseen) is None:  # a stated refusal
             return
-        server, shared = restore.read_server(folder, 3), for_newcomers(ready, folder, 3)
+        server, shared = restore.read_server(folder, 3), compute_newcomer_messages(ready, folder, 3)
         kept = restore.read_kept(ready, folder, 3)
-        reply = received(unseen, InProcessTransport(), server, shared, kept, 3)
-        states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
+        reply = receive_messages(unseen, InProcessTransport(), server, shared, kept, 3)
+        states = [(group, join_newcomers(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
         rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))
         leaves.append({(client, path): leaf for client, row in rows for path, leaf in tree.leaves(row)})
     loop, lanes = leaves
@@ -247,5 +247,5 @@ class AlgorithmTests:
 
     def _name(self) -> str:
         if isinstance(self.algorithm, str):
-            return outside.located(self.algorithm, Path(inspect.getfile(type(self))).parent)
+            return outside.make_absolute(self.algorithm, Path(inspect.getfile(type(self))).parent)
         return f"{self.algorithm.__module__}:{self.algorithm.__qualname__}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.slurm import find_rendezvous_address, find_tasks_variable, in_step, num_tasks
+from pflmpi.transports.slurm import find_rendezvous_address, find_tasks_variable, is_in_step, read_num_tasks
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ def _detect_innermost(environ: Mapping[str, str]) -> Launch:
     if {"PMI_RANK", "PMI_SIZE"} <= has:
         return _read_launch(environ, "mpi", "PMI_RANK", "PMI_SIZE")
     if "PMIX_RANK" in has:
-        if not in_step(environ):
+        if not is_in_step(environ):
             raise ConfigError(
                 "PMIX_RANK is set, but neither OMPI_COMM_WORLD_SIZE nor a Slurm step says how many ranks there are; "
                 "start with mpirun, srun or torchrun"
             )
         return _read_step(environ, "mpi", "PMIX_RANK")
-    if in_step(environ) and num_tasks(environ) not in (None, "1"):
+    if is_in_step(environ) and read_num_tasks(environ) not in (None, "1"):
         return _read_step(environ, "slurm", "SLURM_PROCID")
     if for_torch:  # started by hand or by a cluster's operator
         return _read_launch(environ, "torchrun", "RANK", "WORLD_SIZE")
-    if in_step(environ) and environ["SLURM_PROCID"] not in ("", "0"):  # one of several, which must not all run alone
+    if is_in_step(environ) and environ["SLURM_PROCID"] not in ("", "0"):  # one of several, which must not all run alone
         return _read_step(environ, "slurm", "SLURM_PROCID")  # raises: the number of tasks is 1 or missing
     return ALONE
 

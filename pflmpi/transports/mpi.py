@@ -17,7 +17,7 @@ import numpy as np
 
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, Buffer, Transport, chunks, flush_output
-from pflmpi.transports.peers import ended, names
+from pflmpi.transports.peers import describe_ended, describe_ranks
 from pflmpi.transports.waiting import SHORTEST_PAUSE, WaitTimeout, describe_loss, describe_timeout, wait
 
 # Set before importing MPI, because the import would start it without a time limit while holding the GIL, so that no
@@ -191,9 +191,9 @@ class MpiTransport(Transport):
             yield
             self._pending = []
         except MPI.Exception as error:
-            raise TransportError(describe_loss(operation, error, ended(self.peers))) from error
+            raise TransportError(describe_loss(operation, error, describe_ended(self.peers))) from error
         except WaitTimeout as timeout:
-            absent = names(call_roll(self._comm), self.peers)
+            absent = describe_ranks(call_roll(self._comm), self.peers)
             raise TransportError(describe_timeout(operation, timeout.seconds, absent)) from timeout
 
     def _move(self, requests: list[MPI.Request]) -> None:

@@ -22,7 +22,7 @@ class Peer:
         gpus: the GPUs that it may use, in the order of their CUDA device numbers.
         device_buffers: whether its MPI library can send GPU memory; None without MPI, or if it does not say.
         requested: the variable by which GPUs were allocated to it, from `machine.requested_gpus`; "" for none.
-        system: boot and process namespace, within which the process id is valid; see `machine.system`.
+        system: boot and process namespace, within which the process id is valid; see `machine.identify_system`.
     """
 
     host: str
@@ -31,7 +31,7 @@ class Peer:
     gpus: tuple[Gpu, ...] = ()
     device_buffers: bool | None = None
     requested: str = ""
-    system: str = field(default_factory=machine.system)
+    system: str = field(default_factory=machine.identify_system)
 
     @classmethod
     def here(cls, cores: Sequence[int], gpus: Sequence[Gpu], requested: str) -> "Peer":
@@ -47,11 +47,11 @@ class Peer:
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host, or in another namespace, counts as alive."""
-        is_local = self.host == socket.gethostname() and self.system == machine.system()
+        is_local = self.host == socket.gethostname() and self.system == machine.identify_system()
         return is_local and has_ended(self.process)
 
 
-def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
+def describe_ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
     """Names the ranks on this host whose processes have ended; "" if there are none.
 
     Args:
@@ -61,22 +61,22 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
     while True:
         ranks = [rank for rank, peer in enumerate(peers) if peer.ended()]
         if ranks or time.monotonic() >= end:
-            return names(ranks, peers)
+            return describe_ranks(ranks, peers)
         time.sleep(0.02)
 
 
 def check_alive(peers: Sequence[Peer]) -> None:
     """Raise `RuntimeError` if a rank on this host has ended, as torch does for a lost connection; NCCL does not."""
-    if lost_ranks := ended(peers):
+    if lost_ranks := describe_ended(peers):
         raise RuntimeError(f"{lost_ranks} has ended")
 
 
-def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
+def describe_ranks(ranks: Collection[int], peers: Sequence[Peer]) -> str:
     """Formats ranks with their hosts and processes.
 
-    >>> names([1, 2], [Peer("a", 7), Peer("a", 8), Peer("b", 9)])
+    >>> describe_ranks([1, 2], [Peer("a", 7), Peer("a", 8), Peer("b", 9)])
     'rank 1 (host a, process 8) and rank 2 (host b, process 9)'
-    >>> names([3], [])
+    >>> describe_ranks([3], [])
     'rank 3'
     """
     words = [f"rank {r} (host {peers[r].host}, process {peers[r].process})" if peers else f"rank {r}" for r in ranks]

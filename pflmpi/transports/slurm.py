@@ -14,7 +14,7 @@ _SQUEUE_TIMEOUT = 10.0  # seconds for squeue
 _NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on: the batch script, salloc's shell and the like
 
 
-def in_step(environ: Mapping[str, str]) -> bool:
+def is_in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process; batch scripts have most of its variables, too."""
     step = environ.get("SLURM_STEP_ID", "")
     return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
@@ -25,7 +25,7 @@ def find_tasks_variable(environ: Mapping[str, str]) -> str:
     return "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
 
 
-def num_tasks(environ: Mapping[str, str]) -> str | None:
+def read_num_tasks(environ: Mapping[str, str]) -> str | None:
     """The step's number of tasks as text; None if it is not set."""
     return environ.get(find_tasks_variable(environ))
 
@@ -56,10 +56,10 @@ def find_rendezvous_address(environ: Mapping[str, str]) -> str:
     return f"{host}:{port}"
 
 
-def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
+def read_allocation(environ: Mapping[str, str]) -> tuple[int, int, int]:
     """Returns the nodes, cores and GPUs of this job; 0 where Slurm does not say.
 
-    >>> allocated({"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_GPUS_ON_NODE": "4"})
+    >>> read_allocation({"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "SLURM_GPUS_ON_NODE": "4"})
     (3, 180, 12)
     """
     nodes, gpus = (int(environ.get(name) or 0) for name in ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE"))
@@ -67,7 +67,7 @@ def allocated(environ: Mapping[str, str]) -> tuple[int, int, int]:
     return nodes, sum(int(number) * int(times or 1) for number, times in cores), nodes * gpus
 
 
-def end_of_job(environ: Mapping[str, str]) -> float | None:
+def find_end_of_job(environ: Mapping[str, str]) -> float | None:
     """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown.
 
     The variables of a job that has ended, which a remaining shell may have, are ignored with a warning.

@@ -1,7 +1,7 @@
 """Starting one process per rank on this machine as forks of this one, which share its imported modules.
 
 Importing PyTorch takes a second or two and a tenth of a gigabyte. Forks cannot use a GPU once this process has called
-its driver; with GPUs each one is replaced by a new Python (`run_anew`).
+its driver; with GPUs each one is replaced by a new Python (`exec_python`).
 """
 
 import ctypes
@@ -41,7 +41,7 @@ class Failed:
     code: int
 
 
-def run_anew(arguments: Sequence[str]) -> NoReturn:
+def exec_python(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by a new Python with these arguments."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise libraries start a thread per core in each rank
     os.execv(sys.executable, [sys.executable, *arguments])
@@ -199,14 +199,14 @@ def _forward_signals(alive: Mapping[int, int]) -> Iterator[None]:
 
     def send(number: int, _: object) -> None:
         if not alive:
-            raise Stopped(f"{early_signals.described(number)} before the run had begun; start it again")
+            raise Stopped(f"{early_signals.describe_signal(number)} before the run had begun; start it again")
         for process in list(alive):
             with suppress(ProcessLookupError):
                 os.kill(process, early_signals.FORWARDED[number])
 
-    watched = [number for number in early_signals.asking() if number in early_signals.FORWARDED]
+    watched = [number for number in early_signals.list_stop_signals() if number in early_signals.FORWARDED]
     handlers = {number: signal.signal(number, send) for number in watched}
-    early_signals.begun()
+    early_signals.stop_watching()
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from pflmpi.errors import TransportError
 from pflmpi.machine import gpu_platform
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED, Buffer, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.peers import check_alive, ended, names
+from pflmpi.transports.peers import check_alive, describe_ended, describe_ranks
 from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, is_hosted_by_rank_0
 from pflmpi.transports.waiting import (
     SHORTEST_PAUSE,
@@ -77,7 +77,7 @@ class TorchTransport(Transport):
             try:
                 self._gpus = call_within(self.timeout + _LEEWAY, make)  # NCCL connects without a time limit
             except RuntimeError as error:
-                if ended(self.peers, _EXIT_SECONDS):
+                if describe_ended(self.peers, _EXIT_SECONDS):
                     raise
                 raise TransportError(
                     f"{library} does not start ({describe_error(error)}); NCCL_DEBUG=INFO says more, and "
@@ -159,14 +159,14 @@ class TorchTransport(Transport):
             waited = time.monotonic() - start
             if waited >= 0.95 * self.timeout:  # gloo raises the same error for both
                 raise TransportError(self._describe_timeout(operation, waited)) from error
-            raise TransportError(describe_loss(operation, error, ended(self.peers, _EXIT_SECONDS))) from error
+            raise TransportError(describe_loss(operation, error, describe_ended(self.peers, _EXIT_SECONDS))) from error
 
     def _describe_timeout(self, operation: str, waited: float) -> str:
         if self._arrivals is not None:
             absent = self._arrivals.absent()
         else:  # at the start, all ranks wait for rank 0 if it hosts the store
             absent = [0] if self.rank != 0 and self._hosted else []
-        return describe_timeout(operation, waited, names(absent, self.peers))
+        return describe_timeout(operation, waited, describe_ranks(absent, self.peers))
 
 
 def _start_gloo(store: Store, launch: Launch, timeout: float) -> None:

@@ -18,7 +18,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Sum
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.sweep.table import cells, folder, load
+from pflmpi.sweep.table import find_sweep_folder, list_cells, load
 from project import ROOT
 
 PAPERS = ROOT / "configs" / "papers"
@@ -37,7 +37,7 @@ SIZES = {
 
 def cell(name, row, column):
     """The cell of a file, with the first seed."""
-    return next(one for one in cells(load(PAPERS / name), (), 1) if (one.row, one.column) == (row, column))
+    return next(one for one in list_cells(load(PAPERS / name), (), 1) if (one.row, one.column) == (row, column))
 
 
 def published(name):
@@ -83,9 +83,11 @@ def test_there_is_a_file_for_every_table_and_figure_of_the_papers():
 
 
 def test_a_file_has_a_sweep_folder_of_its_own_or_that_of_the_runs_it_shows():
-    assert len({folder(path, None) for path in WITH_RUNS}) == len(WITH_RUNS)
+    assert len({find_sweep_folder(path, None) for path in WITH_RUNS}) == len(WITH_RUNS)
     for path in set(FILES) - set(WITH_RUNS):
-        assert folder(path, None) in {folder(other, None) for other in WITH_RUNS if other.parent == path.parent}
+        assert find_sweep_folder(path, None) in {
+            find_sweep_folder(other, None) for other in WITH_RUNS if other.parent == path.parent
+        }
 
 
 @pytest.mark.parametrize("path", WITH_RUNS, ids=lambda path: path.stem)
@@ -94,7 +96,7 @@ def test_a_run_can_start_from_every_row_and_every_column(path, monkeypatch):
     monkeypatch.setattr(ResNet18, "bind", bind_once)
     rows: set[str] = set()
     columns: set[str] = set()
-    for cell in cells(load(path), (), 1):
+    for cell in list_cells(load(path), (), 1):
         config = configuration.parse(cell.raw)
         if cell.row in rows and cell.column in columns:
             continue
@@ -117,7 +119,7 @@ def test_every_file_names_its_source_and_its_figures_are_percentages(path):
 
 @pytest.mark.parametrize("path", WITH_RUNS, ids=lambda path: path.stem)
 def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path):
-    for one in cells(load(path), (), 1):
+    for one in list_cells(load(path), (), 1):
         assert "root" not in one.raw["data"] and "runtime" not in one.raw
         assert one.raw["checkpoint"]["every"] >= 30 and one.raw["checkpoint"]["keep"] == 1
 
@@ -264,7 +266,7 @@ def test_model_heterogeneity_means_several_models_and_the_same_features(column):
 
 
 def test_the_digits_table_has_every_algorithm_and_trains_as_the_quickstart():
-    every = cells(load(PAPERS / "digits.yaml"), (), 1)
+    every = list_cells(load(PAPERS / "digits.yaml"), (), 1)
     assert {one.raw["algorithm"]["name"] for one in every} == set(ON_ANY_MODEL)
     quickstart = yaml_file.read(PAPERS.parent / "quickstart.yaml")
     assert cell("digits.yaml", "FedGMH", "digits").raw["training"] == quickstart["training"]

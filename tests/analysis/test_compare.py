@@ -9,10 +9,10 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.bisection import differing_settings
-from pflmpi.analysis.comparable import differing_options, seed_groups, why_incomparable
+from pflmpi.analysis.comparable import differing_options, group_by_seed, why_incomparable
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.runs import open_runs, runs_in
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.runs import find_runs, open_runs
+from pflmpi.analysis.selection import name_runs
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
 
@@ -70,7 +70,7 @@ def test_options_that_came_after_a_run_are_their_defaults_in_it(tmp_path):
             runs[0].config[section].pop(key, None)
     assert why_incomparable(*runs) is None
     assert differing_options(runs) == {"seed": ["0", "1"]}
-    assert [len(group.runs) for group in seed_groups(named(runs))] == [2]
+    assert [len(group.runs) for group in group_by_seed(name_runs(runs))] == [2]
     assert {key for key, *_ in differing_settings(*runs)} <= {
         "seed",
         "recorded.data",
@@ -130,19 +130,19 @@ def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
 def test_runs_that_a_sweep_has_set_aside_are_not_counted(runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "seed0")
     shutil.copytree(runs[0], tmp_path / "old-seed0-1795846392506447663")
-    assert runs_in(tmp_path) == [tmp_path / "seed0"]
-    assert runs_in(tmp_path / "old-seed0-1795846392506447663") != [], "named by itself"
+    assert find_runs(tmp_path) == [tmp_path / "seed0"]
+    assert find_runs(tmp_path / "old-seed0-1795846392506447663") != [], "named by itself"
 
 
 def test_a_link_to_a_run_stands_for_it_and_one_to_another_folder_is_named(runs, tmp_path, caplog):
     (tmp_path / "among").mkdir()
     (tmp_path / "among" / "mixed").symlink_to(runs[0])
-    assert runs_in(tmp_path / "among") == [tmp_path / "among" / "mixed"] and not caplog.records
+    assert find_runs(tmp_path / "among") == [tmp_path / "among" / "mixed"] and not caplog.records
     (tmp_path / "among" / "all").symlink_to(runs[0].parent)
-    assert runs_in(tmp_path / "among") == [tmp_path / "among" / "mixed"]
+    assert find_runs(tmp_path / "among") == [tmp_path / "among" / "mixed"]
     (record,) = caplog.records
     assert f"are not followed: {tmp_path}/among/all; name these too" in record.getMessage()
-    assert runs_in(tmp_path / "among" / "all") == sorted(tmp_path / "among" / "all" / run.name for run in runs)
+    assert find_runs(tmp_path / "among" / "all") == sorted(tmp_path / "among" / "all" / run.name for run in runs)
 
 
 def test_runs_on_other_data_are_shown_and_said_to_be(runs, tmp_path, capfd):
@@ -165,17 +165,17 @@ def test_seeds_whose_files_lie_elsewhere_are_seeds_of_one_run_and_those_of_other
     first, moved = run(0, ("d0", "p0")), run(1, ("d0", "p0"))
     assert why_incomparable(first, moved) is None
     assert differing_options([first, moved]) == {"seed": ["0", "1"]}
-    assert [len(group.runs) for group in seed_groups(named([first, moved]))] == [2]
+    assert [len(group.runs) for group in group_by_seed(name_runs([first, moved]))] == [2]
     for digests, what in ((("d1", "p1"), "data"), (("d0", "p1"), "partition")):
         other = run(1, digests)
         assert f"(recorded.{what})" in why_incomparable(first, other)
         assert f"recorded.{what}" in differing_options([first, other])
-        assert [len(group.runs) for group in seed_groups(named([first, other]))] == [1, 1]
+        assert [len(group.runs) for group in group_by_seed(name_runs([first, other]))] == [1, 1]
     limited = [run(seed, (f"d{seed}", f"p{seed}")) for seed in (0, 1)]
     for each in limited:
         each.config["data"]["limit"] = 400
     assert why_incomparable(*limited) is None, "the seed chooses the samples"
-    assert [len(group.runs) for group in seed_groups(named(limited))] == [2]
+    assert [len(group.runs) for group in group_by_seed(name_runs(limited))] == [2]
 
 
 @pytest.fixture(scope="module")

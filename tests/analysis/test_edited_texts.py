@@ -13,9 +13,9 @@ import yaml
 import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
-from pflmpi.analysis.summary import results
+from pflmpi.analysis.summary import summarize_run
 from pflmpi.cli import main
-from pflmpi.cluster.status import run_status
+from pflmpi.cluster.status import read_run_status
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file
@@ -136,10 +136,10 @@ def shown(run):
     """What commands show of a run; None where they refuse it."""
     try:
         opened = open_run(run)
-        results(opened)
+        summarize_run(opened)
         return opened, {"config": by_key(opened.config), "columns": opened.columns, "notes": opened.notes}
     except CheckpointError:
-        state = run_status(run)
+        state = read_run_status(run)
         assert state is None or state.problem or not (run / "config.yaml").exists()
         return None
 

@@ -17,7 +17,7 @@ from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.model import client_state, to_module_names
+from pflmpi.analysis.model import read_client_state_dict, to_module_names
 from pflmpi.analysis.personal_module import PersonalModule
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
@@ -104,9 +104,9 @@ def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_pa
     assert [right_of_samples(opened, client) for client in range(7)] == round.metrics["correct"].tolist()
     if isinstance(round.personal, NotAModel):
         with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
-            client_state(round, 0)
+            read_client_state_dict(round, 0)
         return
-    found = [correct(module(made, client_state(round, client)), made, client) for client in range(7)]
+    found = [correct(module(made, read_client_state_dict(round, client)), made, client) for client in range(7)]
     assert found == round.metrics["correct"].tolist()
     assert len(set(found)) > 1, "the clients can be told apart"
 
@@ -153,7 +153,7 @@ def test_unlike_clients_have_their_own_models(tmp_path):
     quick_run.run(quick_run.settings(algorithm=algorithm, model=models), tmp_path / "run")
     round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
     for client, right in enumerate(round.metrics["correct"].tolist()):
-        assert correct(module(made, client_state(round, client), client), made, client) == right
+        assert correct(module(made, read_client_state_dict(round, client), client), made, client) == right
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

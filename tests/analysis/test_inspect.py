@@ -32,7 +32,7 @@ def copy(finished, tmp_path):
 
 def changes(run, before, after):
     opened = open_run(run)
-    return {change.path: change for change in differences.difference(opened.round(before), opened.round(after))}
+    return {change.path: change for change in differences.compute_changes(opened.round(before), opened.round(after))}
 
 
 @pytest.mark.parametrize(

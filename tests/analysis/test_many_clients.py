@@ -11,7 +11,7 @@ import quick_run
 from pflmpi.analysis import model
 from pflmpi.analysis.plots import Curves, Matrices
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import choose_clients, describe_chosen_clients, named
+from pflmpi.analysis.selection import choose_clients, describe_chosen_clients, name_runs
 from pflmpi.analysis.series import diagnostics, similarity
 from pflmpi.analysis.series.clients import plot_single_clients
 from pflmpi.cli import main
@@ -78,7 +78,7 @@ def test_overlaps_are_of_the_same_few_clients(run):
 
 
 def test_clients_to_choose_are_those_of_the_figures(run):
-    (first,) = named([run])
+    (first,) = name_runs([run])
     plots = diagnostics.plot_diagnostics([run.round(number) for number in run.rounds])
     plots += similarity.plot_cosines([run.round(number) for number in run.rounds])
     drawn = {plot.name: plot for plot in plot_single_clients([first], [plots])}

@@ -14,7 +14,7 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.budget import Budget, config_without_seed
 from pflmpi.store import config_file, metrics_file
 from pflmpi.sweep.pending import CellTask
-from pflmpi.sweep.table import cells, load
+from pflmpi.sweep.table import list_cells, load
 from project import ROOT
 
 RESULTS = ROOT / "results"
@@ -92,7 +92,7 @@ def swept(overview, tmp_path):
         columns={"few": {}, "many": {"model": {"hidden": 5}}},
         published={"FedAvg": {"few": 80.5, "many": 80}},
     )
-    of_table = cells(load(path), [], None)
+    of_table = list_cells(load(path), [], None)
 
     def add(*chosen, overrides=()):
         for cell in chosen:
@@ -142,7 +142,7 @@ def test_a_cell_that_two_tables_have_is_taken_from_the_sweep_that_has_run_it(swe
 
 
 def test_cells_with_other_settings_than_those_of_the_file_are_not_added_unless_they_are_said(swept, overview):
-    changed = cells(load(swept.folder / "papers" / "fedfcd" / "small.yaml"), ["training.lr=0.5"], None)[0]
+    changed = list_cells(load(swept.folder / "papers" / "fedfcd" / "small.yaml"), ["training.lr=0.5"], None)[0]
     assert swept.add(changed) == []
     assert len(swept.add(overrides=["training.lr=0.5"])) == 1
 

@@ -13,7 +13,7 @@ import quick_run
 from pflmpi.analysis.figures import make_run_figures
 from pflmpi.analysis.plots import Bars, Curves
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series.clients import plot_single_clients
 from pflmpi.cli import main
 from pflmpi.store import partition_file
@@ -102,7 +102,7 @@ def runs(tmp_path_factory):
 
 
 def test_what_is_shown_of_a_client_is_its_own(runs):
-    among = named([open_run(path) for path in runs])
+    among = name_runs([open_run(path) for path in runs])
     accuracy, layers, samples = plot_single_clients(among, [make_run_figures(one)[0] for one in among])
     run, other = (one.run for one in among)
     assert isinstance(accuracy, Curves) and isinstance(layers, Curves) and isinstance(samples, Bars)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import seed_groups, unlike_lengths
+from pflmpi.analysis.comparable import describe_unequal_lengths, group_by_seed
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import make_multiples
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
 from pflmpi.analysis.report import _split_missing
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, diagnostics
 from pflmpi.analysis.series.partition import plot_partitions, sort_by_class
 from pflmpi.learning.diagnostics import ClassVectors
@@ -38,8 +38,8 @@ def figure(among, values, percent=True):
 
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path):
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
-    plot = figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
-    found = accuracy.merge_seeds(plot, named(runs))
+    plot = figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
+    found = accuracy.merge_seeds(plot, name_runs(runs))
     assert isinstance(found, Curves) and [curve.label for curve in found.curves] == ["fedavg, 2 seeds", "local"]
     one = found.curves[0]
     assert one.y.tolist() == [41, 93] and one.x.tolist() == [1, 2] and one.mark == 1
@@ -56,10 +56,10 @@ def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_ar
         ones = {"accuracy_mean": np.ones(count), "up_bytes": np.ones(count)}
         vars(one)["columns"] = {"round": np.arange(1, 1 + count), **zeros, **ones}
         vars(one)["rounds"] = []
-    groups = seed_groups(named(runs))
-    (line,) = unlike_lengths(groups)
+    groups = group_by_seed(name_runs(runs))
+    (line,) = describe_unequal_lengths(groups)
     assert line.startswith("fedavg: its seeds have 2 and 3 rounds; tables have the mean over the end of each")
-    found = accuracy.merge_seeds(figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), named(runs))
+    found = accuracy.merge_seeds(figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), name_runs(runs))
     assert found.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
     sent, *_ = figures.make_round_figures(groups)
     assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
@@ -75,7 +75,7 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
         columns |= {"seconds": np.ones(2), "exchange_seconds": np.zeros(2)}
         clients = {1: np.array([0.1, 0.1]), 2: np.array([0.2, 0.2]) * (place + 1)}
         vars(one).update(columns=columns, _accuracies=clients)
-    groups = seed_groups(named(runs))
+    groups = group_by_seed(name_runs(runs))
     assert [group.title for group in groups] == ["fedavg, 2 seeds", "local"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accuracy, "read_main_by_round", lambda one, _: vars(one)["_accuracies"])
@@ -93,7 +93,7 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
 
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path):
-    runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
+    runs = name_runs([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     found = accuracy.merge_seeds(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
     one = found.curves[0]
@@ -101,10 +101,10 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
 
 
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path):
-    runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
+    runs = name_runs([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
     assert accuracy.merge_seeds(plot, runs) is plot
-    alike = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
+    alike = name_runs([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
     later = replace(plot.curves[1], x=np.array([2, 4]))
     assert len(accuracy.merge_seeds(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2
@@ -115,7 +115,7 @@ def test_deviations_do_not_leave_the_scale(tmp_path):
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
     one.__dict__["columns"] = columns
-    plot = accuracy.plot_main_measure(named([one]))
+    plot = accuracy.plot_main_measure(name_runs([one]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])
@@ -216,9 +216,9 @@ def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
         partition_file.write(one.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
         return one
 
-    (one,) = plot_partitions(named([held("a", 3), held("b", 3)]), 1)
+    (one,) = plot_partitions(name_runs([held("a", 3), held("b", 3)]), 1)
     assert isinstance(one, Matrices) and (one.name, one.title) == ("partition", "The partition")
-    runs = named([held("a", 3), held("b", 3), held("c", 4), run(tmp_path / "d", 0)])
+    runs = name_runs([held("a", 3), held("b", 3), held("c", 4), run(tmp_path / "d", 0)])
     shown, other, none = plot_partitions(runs, 3)
     a, b, c, d = (one.label for one in runs)
     assert isinstance(shown, Matrices) and (shown.name, shown.title) == ("partition", f"The partition of {a}, {b}")

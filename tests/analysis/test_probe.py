@@ -18,7 +18,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import clients, similarity
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
-from pflmpi.experiment.restore import reopened
+from pflmpi.experiment.restore import reopen
 from pflmpi.models import MODELS
 from pflmpi.module_names import module_names
 from pflmpi.store import config_file, probe_file, verify
@@ -154,7 +154,7 @@ def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(l
 def test_the_figures_are_those_of_the_definition_on_the_same_samples(local):
     assert probe(local, "--round", "2", "--clients", "3") == 0
     found = probe_file.read(local, 2)
-    made = reopened(local, [], torch.device("cpu"))
+    made = reopen(local, [], torch.device("cpu"))
     samples = probe_samples(made.federation, 40, 3)
     assert found.samples == len(samples) == 40
     assert np.isin(samples, np.concatenate(made.federation.test)).all()
@@ -253,6 +253,6 @@ def test_other_data_than_the_run_had_is_refused(tmp_path, capfd, monkeypatch):
     recorded = open_run(run).config["recorded"]["data"]
     text, _, _ = (run / "config.yaml").read_text().rpartition("# CRC-32")
     config_file.write(run, text.replace(recorded, "f" * len(recorded)))
-    monkeypatch.setattr(verify, "newest_index", lambda run: None)  # which has the other hash
+    monkeypatch.setattr(verify, "verify_newest_attributes", lambda run: None)  # which has the other hash
     assert probe(run) == 2
     assert "the data has changed" in capfd.readouterr().err

@@ -25,7 +25,7 @@ from pflmpi.analysis.drawing.rendering import ON_DARK
 from pflmpi.analysis.figures import make_run_figures
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series.accuracy import read_main_by_round
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
@@ -429,6 +429,6 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert find_damage(one) == []
-        assert read_main_by_round(one, one.main_measure) and make_run_figures(named([one])[0])
+        assert read_main_by_round(one, one.main_measure) and make_run_figures(name_runs([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

@@ -8,7 +8,7 @@ import quick_run
 from pflmpi.analysis import summary
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named, spread_over
+from pflmpi.analysis.selection import name_runs, pick_evenly_spaced
 from pflmpi.analysis.series import accuracy, clients, cost, partition
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import load_federation
@@ -55,7 +55,7 @@ def test_accuracy_is_shown_for_evaluated_rounds_with_the_best_marked(tmp_path):
         {"accuracy_mean": 0.75, "accuracy_std": 0.25},
         {"accuracy_mean": 0.625, "accuracy_std": 0.125},
     ]
-    plot = curves(accuracy.plot_main_measure(named([written(tmp_path / "run", lines)])))
+    plot = curves(accuracy.plot_main_measure(name_runs([written(tmp_path / "run", lines)])))
     mean, below, above = plot.curves
     assert mean.x.tolist() == [1, 3, 4] and mean.y.tolist() == [50.0, 75.0, 62.5] and mean.mark == 1
     assert below.y.tolist() == [40.0, 50.0, 50.0] and above.y.tolist() == [60.0, 100.0, 75.0]
@@ -70,7 +70,7 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
         {"accuracy_mean": "", "up_bytes": 1024, "down_bytes": 512, "seconds": 3},
         {"accuracy_mean": 0.75, "up_bytes": 1024, "down_bytes": 512, "seconds": 4},
     ]
-    runs = named([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
+    runs = name_runs([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
     sent = curves(cost.plot_against_bytes(runs))
     assert sent.x_label.endswith("(KiB)") and "nothing is sent: local" in sent.caption
     assert [curve.x.tolist() for curve in sent.curves] == [[1.5, 4.5]]
@@ -80,7 +80,7 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
 
 def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained):
     run = trained["fedavg"]
-    mean = curves(accuracy.plot_main_measure(named([run]))).curves[0]
+    mean = curves(accuracy.plot_main_measure(name_runs([run]))).curves[0]
     assert mean.low is not None and mean.high is not None and mean.x.tolist() == [1, 2, 3]
     assert np.isnan(mean.low).tolist() == [True, False, False]
     for place, number in ((1, 2), (2, 3)):
@@ -94,15 +94,15 @@ def test_losses_are_shown_for_the_rounds_that_have_them(tmp_path):
         {"train_loss": 2.0, "test_loss": ""},
         {"train_loss": 1.0, "test_loss": 1.5},
     ]
-    train, test = accuracy.plot_further_measures(named([written(tmp_path / "run", lines)]))[-2:]
+    train, test = accuracy.plot_further_measures(name_runs([written(tmp_path / "run", lines)]))[-2:]
     assert curves(train).curves[0].y.tolist() == [2.0, 1.0] and curves(test).curves[0].x.tolist() == [2]
     old = [{"train_loss": "", "test_loss": ""}]
-    names = [plot.name for plot in accuracy.plot_further_measures(named([written(tmp_path / "old", old)]))]
+    names = [plot.name for plot in accuracy.plot_further_measures(name_runs([written(tmp_path / "old", old)]))]
     assert names and not [name for name in names if "loss" in name]
 
 
 def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path):
-    plot = accuracy.plot_main_measure(named([written(tmp_path / "run", [])]))
+    plot = accuracy.plot_main_measure(name_runs([written(tmp_path / "run", [])]))
     assert isinstance(plot, Missing) and "no round has been evaluated" in plot.why
 
 
@@ -112,20 +112,20 @@ def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path):
 def test_runs_of_one_algorithm_are_told_apart_by_their_folders(tmp_path):
     paths = ["x/seed0", "x/seed1", "y/seed0"]
     runs = [written(tmp_path / path, [], name) for path, name in zip(paths, ("ditto", "ditto", "local"), strict=True)]
-    assert [one.label for one in named(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
-    assert [one.style for one in named(runs)] == [0, 1, 2]
+    assert [one.label for one in name_runs(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
+    assert [one.style for one in name_runs(runs)] == [0, 1, 2]
 
 
 def test_many_runs_share_the_legend_of_their_algorithm(tmp_path):
     runs = [written(tmp_path / str(i), [], "ditto" if i % 2 else "local") for i in range(13)]
-    among = named(runs)
+    among = name_runs(runs)
     assert len({one.label for one in among}) == 13
     assert {(one.legend, one.style) for one in among} == {("local", 0), ("ditto", 1)}
 
 
 def test_rounds_are_spread_evenly_with_both_ends():
-    assert spread_over(list(range(1, 301)), 4) == [1, 101, 200, 300]
-    assert spread_over([5, 9], 4) == [5, 9]
+    assert pick_evenly_spaced(list(range(1, 301)), 4) == [1, 101, 200, 300]
+    assert pick_evenly_spaced([5, 9], 4) == [5, 9]
 
 
 # --- rounds -------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained):
 
 def test_the_distribution_has_every_client_in_ascending_order(trained):
     run = trained["fedavg"]
-    (curve,) = curves(clients.plot_distribution(named([run]))).curves
+    (curve,) = curves(clients.plot_distribution(name_runs([run]))).curves
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
@@ -197,7 +197,7 @@ def test_the_distribution_has_every_client_in_ascending_order(trained):
 
 def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(trained):
     run = trained["fedavg"]
-    (plot,) = clients.plot_class_accuracy(named([run]))
+    (plot,) = clients.plot_class_accuracy(name_runs([run]))
     tested, hits = run.counts.test.sum(0), run.round(3).metrics["hits"].sum(0)
     expected = 100 * hits / np.where(tested > 0, tested, np.nan)
     assert plot.curves[0].y.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
@@ -206,7 +206,7 @@ def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(traine
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):
     runs = [trained["other"], trained["local"], trained["fedavg"]]
-    named_runs = named(runs)
+    named_runs = name_runs(runs)
     (plot,) = clients.plot_against_local(named_runs[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     assert isinstance(plot, Curves) and [curve.label for curve in plot.curves] == ["fedavg"] and plot.zero
@@ -229,7 +229,7 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
 
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
     others = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
-    runs = named([*alone, *others])
+    runs = name_runs([*alone, *others])
     gains = [line["gain over local"] for line in summary.summarize_runs(runs)]
     assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
     plots = clients.plot_against_local(runs)
@@ -238,7 +238,7 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
 
 
 def test_without_a_local_run_there_is_no_comparison(trained):
-    (plot,) = clients.plot_against_local(named([trained["fedavg"]]))
+    (plot,) = clients.plot_against_local(name_runs([trained["fedavg"]]))
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 
@@ -263,10 +263,10 @@ def test_a_run_without_its_partition_says_so(tmp_path):
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained, tmp_path):
     run = trained["local"]
-    found = summary.results(run)
+    found = summary.summarize_run(run)
     mean = 100 * run.columns["accuracy_mean"]
     assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
     assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
     assert (found["rounds"], found["of"]) == (3, 3)
-    empty = summary.format_line(summary.results(written(tmp_path / "new", [])))
+    empty = summary.format_line(summary.summarize_run(written(tmp_path / "new", [])))
     assert [*empty.values()][:7] == ["0", "20", "", "", "", "", ""]

@@ -7,7 +7,7 @@ import pytest
 
 import newcomer
 import quick_run
-from pflmpi.analysis.model import client_state
+from pflmpi.analysis.model import read_client_state_dict
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import similarity
@@ -47,7 +47,7 @@ def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_
     state = open_run(tmp_path / "run").round(3)
     plot = matrices([state])
     assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
-    models = [client_state(state, client) for client in (2, 5)]
+    models = [read_client_state_dict(state, client) for client in (2, 5)]
     a, b = (np.concatenate([model["head.bias"], model["head.weight"].ravel()]) for model in models)
     assert plot.panels[1].values[2, 5] == pytest.approx(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), rel=1e-5)
     assert np.diag(plot.panels[0].values) == pytest.approx(np.ones(7))

@@ -7,23 +7,22 @@ import pytest
 import yaml
 
 import quick_run
-from pflmpi.analysis.comparable import seed_groups
+from pflmpi.analysis.comparable import group_by_seed
 from pflmpi.analysis.metrics import CostTo
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.report import build_runs_table
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
-from pflmpi.analysis.summary import choose_targets, format_line, over_seeds, summarize_runs
-from pflmpi.analysis.table import comma_separated, entries, markdown
+from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_runs
+from pflmpi.analysis.table import compute_entries, format_entries_csv, markdown
 from pflmpi.commands.progress import show_summary
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.store import config_file, metrics_file
-from pflmpi.sweep.table import SweepTable
-from pflmpi.sweep.table import cells as cells_of
+from pflmpi.sweep.table import SweepTable, list_cells
 
 ACCURACY = ("0.5", "", "0.8", "0.7", "0.9")
 
@@ -63,7 +62,7 @@ def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_
     for name in ("participants", "up_bytes", "wire_down_bytes", "seconds"):
         np.testing.assert_array_equal(run.columns[name], [np.nan, np.nan, *whole.columns[name][2:]])
     assert run.cost_to(0.8) is None and run.cost_to(0.91) is None
-    lines = summarize_runs(runs := named([run, whole]), [0.8])
+    lines = summarize_runs(runs := name_runs([run, whole]), [0.8])
     unknown = [name for name, text in format_line(lines[0]).items() if not text and format_line(lines[1])[name]]
     totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
     assert unknown == totals, "and nothing else"
@@ -115,14 +114,14 @@ def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
     runs = [written(tmp_path / name, ACCURACY) for name in "abc"]
     for run, algorithm in zip(runs, ({"mu": 0.1, "k": 1}, {"mu": 0.5, "k": 1}, {"beta": 2}), strict=True):
         run.config.update(algorithm={"name": "x", **algorithm}, seed=0, training={"rounds": 5, "lr": 0.1})
-    lines = summarize_runs(named(runs))
+    lines = summarize_runs(name_runs(runs))
     assert [line["mu"] for line in lines] == ["0.1", "0.5", ""]
     assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
 
 
 def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY, sent=1 << 20), written(tmp_path / "b", ("0.1",), sent=1 << 10)]
-    shown = build_runs_table(summarize_runs(named(runs), [0.8]))
+    shown = build_runs_table(summarize_runs(name_runs(runs), [0.8]))
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["up (MiB)"] for row in rows] == ["5.00", "0.00"] and shown.columns[-1] == "folder"
     assert [row["sent to 80 % (MiB)"] for row in rows] == ["12.00", ""], "three rounds, up and down"
@@ -139,13 +138,13 @@ def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp
 )
 def test_the_folders_of_several_runs_are_told_apart(folders, shown, tmp_path):
     runs = [written(tmp_path / "sweeps" / name, ACCURACY) for name in folders]
-    rows = build_runs_table(summarize_runs(named(runs))).rows
+    rows = build_runs_table(summarize_runs(name_runs(runs))).rows
     assert [row[-1] for row in rows] == shown
-    assert build_runs_table(summarize_runs(named(runs[:1]))).rows[0][-1] == str(runs[0].path)
+    assert build_runs_table(summarize_runs(name_runs(runs[:1]))).rows[0][-1] == str(runs[0].path)
 
 
 def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path):
-    runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
+    runs = name_runs([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
     for named_run, accuracies in zip(runs, ([0.9, 0.5, np.nan], [0.6, 0.7, np.nan]), strict=True):
         vars(named_run.run)["final"] = lambda _, values=accuracies: np.array(values)
     ours, local = summarize_runs(runs, [0.8])
@@ -168,8 +167,8 @@ def seeded(tmp_path, lasts, **algorithm):
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and_number(tmp_path):
-    runs = named([*seeded(tmp_path / "a", (0.5, 0.7)), *seeded(tmp_path / "b", (0.9,), mu=1)])
-    several, alone = over_seeds(runs, summarize_runs(runs, [0.6]))
+    runs = name_runs([*seeded(tmp_path / "a", (0.5, 0.7)), *seeded(tmp_path / "b", (0.9,), mu=1)])
+    several, alone = average_seeds(runs, summarize_runs(runs, [0.6]))
     assert (several["seeds"], several["last (%)"], several["rounds"]) == (2, pytest.approx(60), 2)
     assert several["last (%) ±"] == pytest.approx(200**0.5), "the standard deviation of two"
     assert several["rounds to 60 %"] == "", "which one of them has not reached"
@@ -183,20 +182,20 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and
 
 def test_folders_are_shown_from_where_they_part_also_where_runs_were_named_by_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runs = named([*seeded(Path("a"), (0.5, 0.7)), *seeded(Path("b"), (0.9,), mu=1)])
-    shown = build_runs_table(over_seeds(runs, summarize_runs(runs)))
+    runs = name_runs([*seeded(Path("a"), (0.5, 0.7)), *seeded(Path("b"), (0.9,), mu=1)])
+    shown = build_runs_table(average_seeds(runs, summarize_runs(runs)))
     assert [row[-1] for row in shown.rows] == ["a", "b/0"]
 
 
 def test_the_same_seed_twice_is_no_second_seed(tmp_path):
-    runs = named([written(tmp_path / name, ACCURACY) for name in "ab"])
-    assert [len(group.runs) for group in seed_groups(runs)] == [1, 1]
+    runs = name_runs([written(tmp_path / name, ACCURACY) for name in "ab"])
+    assert [len(group.runs) for group in group_by_seed(runs)] == [1, 1]
     lines = summarize_runs(runs)
-    assert over_seeds(runs, lines) == lines
+    assert average_seeds(runs, lines) == lines
 
 
 def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
-    runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))])
+    runs = name_runs([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))])
     for place, (named_run, values) in enumerate(zip(runs, ({"mu": 1, "k": 1}, {"mu": 2}), strict=True)):
         named_run.run.config.update(algorithm={"name": "x", **values}, training={"rounds": 5, "lr": place})
     shown = build_runs_table(summarize_runs(runs, [0.75, 0.8]))
@@ -208,7 +207,7 @@ def test_eight_columns_are_shown_and_the_best_values_marked(tmp_path):
 
 
 def test_the_gain_is_explained_by_the_runs_it_is_over(tmp_path):
-    runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
+    runs = name_runs([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
     assert describe_gains(runs) == "", "no accuracies of clients"
     for named_run in runs:
         vars(named_run.run)["final"] = lambda _: np.array([0.5])
@@ -219,10 +218,10 @@ def test_the_gain_is_explained_by_the_runs_it_is_over(tmp_path):
 def test_further_measures_are_drawn_where_they_are(tmp_path):
     quick_run.run(quick_run.settings(evaluation={"when": "both"}), tmp_path / "run")
     run = open_run(tmp_path / "run")
-    names = [figure.name for figure in accuracy.plot_further_measures(named([run]))]
+    names = [figure.name for figure in accuracy.plot_further_measures(name_runs([run]))]
     columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
     assert names == [f"{column}_over_rounds" for column in columns]
-    (line,) = summarize_runs(named([run]))
+    (line,) = summarize_runs(name_runs([run]))
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
     assert line["after training (%)"] == 100 * run.columns["trained_accuracy_mean"][-1]
@@ -249,15 +248,15 @@ def test_a_table_with_a_target_says_what_it_took(tmp_path):
     table = SweepTable(
         title="t", source="s", seeds=[0, 1], target=0.8, metric="f1", columns={"few": {}}, rows={"FedAvg": {}}
     )
-    listed = cells_of(table, (), None)
+    listed = list_cells(table, (), None)
     for cell, accuracies in zip(listed, (ACCURACY, ("0.1",) * 5), strict=True):
         config = written(cell.run(tmp_path), accuracies).config
         config_file.write(cell.run(tmp_path), yaml.safe_dump(config | {"seed": cell.seed}))
         cell.raw["training"] = {"rounds": 5}
         cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
-    found = entries(table, listed, tmp_path)
+    found = compute_entries(table, listed, tmp_path)
     assert [(cost.rounds, cost.up_bytes) for cost in found[0].costs] == [(3, 30)]
     text = markdown(table, found, [])
     assert "rounds to an accuracy of 80 %, of the seeds that reach it:" in text and "| FedAvg | 3.00 |" in text
-    header, line = comma_separated(table, found).splitlines()
+    header, line = format_entries_csv(table, found).splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["seeds_at_target"] == "1"

@@ -14,19 +14,19 @@ from pflmpi.analysis.metrics import parse_columns
 from pflmpi.analysis.table import (
     Entry,
     Value,
-    comma_separated,
-    entries,
+    compute_entries,
     find_different_option,
+    format_entries_csv,
+    format_tables,
     latex,
     markdown,
-    pick,
-    printed,
+    pick_value,
 )
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, metrics_file, verify
-from pflmpi.sweep.table import cells, load
+from pflmpi.sweep.table import list_cells, load
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,11 @@ def made(cell, out, means):
 def small(folder, **changes):
     """The small table with one column and two seeds, and its cells."""
     table = load(table_file.write(folder, columns={"few": {}}, **changes))
-    return table, cells(table, [], None)
+    return table, list_cells(table, [], None)
 
 
 def of(table, among, out):
-    return {entry.row: entry for entry in entries(table, among, out)}
+    return {entry.row: entry for entry in compute_entries(table, among, out)}
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -80,27 +80,29 @@ def of(table, among, out):
 )
 def test_a_figure_is_taken_from_the_evaluated_rounds(metric, figure, expected, tmp_path):
     scores = [(0.1, 0.1, 0.4), (0.5, 0.2, 0.3), None, (0.4, 0.6, 0.05)]
-    assert pick(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
+    assert pick_value(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
 
 
 def test_the_best_loss_is_the_lowest_and_values_sent_are_thousands_of_4_bytes():
     rounds = {"train_loss": [0.5, 0.75], "test_loss": [np.nan, 1.25], "up_bytes": [9000, 8000]}
     of_run = {name: np.array(values) for name, values in rounds.items()}
-    assert pick(of_run, "train_loss", "best") == 0.5 and pick(of_run, "train_loss", "last") == 0.75
-    assert pick(of_run, "test_loss", "best") == 1.25 and pick(of_run, "parameters", "best") == 2.0
+    assert pick_value(of_run, "train_loss", "best") == 0.5 and pick_value(of_run, "train_loss", "last") == 0.75
+    assert pick_value(of_run, "test_loss", "best") == 1.25 and pick_value(of_run, "parameters", "best") == 2.0
 
 
 def test_the_last_ten_are_evaluated_rounds(tmp_path):
     scores = []
     for percent in range(1, 13):
         scores += [None, (percent / 100, 0, 0)]
-    assert pick(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
+    assert pick_value(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
 
 
 def test_the_best_of_the_last_twenty_evaluated_rounds_leaves_out_those_before(tmp_path):
     scores = [(0.9, 0.9, 0), (0.4, 0.2, 0), None, *[(0.3, 0.1, 0)] * 18, (0.1, 0.1, 0)]
     lines = metrics(tmp_path / "run", scores)
-    assert pick(lines, "mean", "best20") == pytest.approx(40) and pick(lines, "mean", "best") == pytest.approx(90)
+    assert pick_value(lines, "mean", "best20") == pytest.approx(40) and pick_value(
+        lines, "mean", "best"
+    ) == pytest.approx(90)
 
 
 def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path):
@@ -219,7 +221,7 @@ def test_every_run_of_the_tables_of_papers_is_that_of_its_cell():
     for path in sorted(Path("configs").rglob("*.yaml")):
         if "columns" not in (raw := yaml.safe_load(path.read_text())) and "runs_of" not in raw:
             continue
-        for cell in cells(load(path), [], 1)[::5]:
+        for cell in list_cells(load(path), [], 1)[::5]:
             resolved = yaml.safe_load(dump(parse(cell.raw).resolved()))
             assert find_different_option(resolved, cell.raw) == "", cell.name
 
@@ -298,7 +300,7 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
 
 def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
     table, _ = small(tmp_path)
-    first, second = csv.DictReader(comma_separated(table, ENTRIES).splitlines())
+    first, second = csv.DictReader(format_entries_csv(table, ENTRIES).splitlines())
     assert first == {
         "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
         "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
@@ -322,14 +324,16 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
 def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours, published, expected, tmp_path):
     one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
-    (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
+    (line,) = csv.DictReader(format_entries_csv(table, [one]).splitlines())
     assert line["fit"] == expected
-    assert printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
-    alone = printed(table, [an_entry("FedAvg", ours=Value(ours, 0.1))])
-    assert "(published, " in printed(table, [one])[0].caption and not any("published" in one.caption for one in alone)
+    assert format_tables(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    alone = format_tables(table, [an_entry("FedAvg", ours=Value(ours, 0.1))])
+    assert "(published, " in format_tables(table, [one])[0].caption and not any(
+        "published" in one.caption for one in alone
+    )
     losses, _ = small(tmp_path, metric="train_loss")
-    (line,) = csv.DictReader(comma_separated(losses, [one]).splitlines())
-    assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points
+    (line,) = csv.DictReader(format_entries_csv(losses, [one]).splitlines())
+    assert line["fit"] == "" and expected not in format_tables(losses, [one])[0].rows[0][1]  # no points
 
 
 def test_latex_escapes_text_and_sets_signs(tmp_path):
@@ -422,7 +426,7 @@ def test_overrides_choose_the_runs_that_were_made_with_them(tmp_path, capsys, mo
     monkeypatch.chdir(tmp_path)
     table, _ = small(tmp_path)
     quick = ["training.rounds=1", "training.lr=0.5"]
-    made(cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
+    made(list_cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
     overrides = [word for text in quick for word in ("-s", text)]
     assert main(["table", "small.yaml", "--seeds", "1", *overrides]) == 0
     assert "80.00" in capsys.readouterr().out

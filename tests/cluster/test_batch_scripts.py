@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 import fake_slurm
-from pflmpi.cluster.batch_script import LAUNCH, BatchScript, effective, format_script, format_tasks, ranks
+from pflmpi.cluster.batch_script import LAUNCH, BatchScript, count_ranks, format_script, format_tasks, resolve_options
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -124,7 +124,7 @@ def test_arguments_survive_the_shell():
     ],
 )
 def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, others, expected):
-    assert ranks(effective(options, others), 1)[1] == expected
+    assert count_ranks(resolve_options(options, others), 1)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_job_without_a_number_of_tasks_says_how_many_ranks_it_has(options, oth
     ],
 )
 def test_the_number_of_ranks_is_that_of_the_tasks_or_what_one_task_starts(options, threads, expected):
-    assert ranks(options, threads)[0] == expected
+    assert count_ranks(options, threads)[0] == expected
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------

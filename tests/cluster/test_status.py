@@ -25,7 +25,7 @@ from pflmpi.cli import main
 from pflmpi.cluster import jobs, waiting
 from pflmpi.cluster.batch_script import parse_time
 from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.status import RunStatus, format_headline, format_progress, run_status, summarize_progress
+from pflmpi.cluster.status import RunStatus, format_headline, format_progress, read_run_status, summarize_progress
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start, Submission
@@ -110,7 +110,7 @@ def test_a_job_is_read_as_sacct_prints_it():
 
 def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path):
     job_file.append(tmp_path, "12")
-    assert job_file.read(tmp_path) == {"12": 0}
+    assert job_file.read_restarts(tmp_path) == {"12": 0}
     for restarts in (0, 2):
         job_file.record(tmp_path, {"Slurm job 12": restarts, "torchrun a": 5}, None)
     job_file.record(tmp_path, {"Slurm job 7": 0}, None)
@@ -119,7 +119,7 @@ def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path):
     assert (tmp_path / "jobs.txt").read_text() == f"12 - {host}\n12 0 {host}\n12 2 {host}\n7 0 {host}\n"
     with (tmp_path / "jobs.txt").open("a") as file:
         file.write("torn 1")
-    assert list(job_file.read(tmp_path).items()) == [("12", 2), ("7", 0)]
+    assert list(job_file.read_restarts(tmp_path).items()) == [("12", 2), ("7", 0)]
 
 
 def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_path, monkeypatch, capfd):
@@ -134,7 +134,7 @@ def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_pa
     assert err.startswith(f"{versions}; 1 rank on {host}; Slurm job 12, restart 1\n")
     (used,) = re.findall("^used: (.*)$", out, re.MULTILINE)
     assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
-    usage = job_file.usage(run)
+    usage = job_file.compute_usage(run)
     assert usage is not None and usage.starts == 1 and "whose end is unknown" not in usage.text
     assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
 
@@ -148,20 +148,20 @@ def used(folder, job, token, began, ended=None, cpu_seconds=None, gpus=0):
 
 
 def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
-    assert job_file.usage(tmp_path) is None
+    assert job_file.compute_usage(tmp_path) is None
     used(tmp_path, 12, "x", 0, 1800, 7200, gpus=4)
     used(tmp_path, 13, "y", 5000, 6800, 0)
     both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
-    assert str(job_file.usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
+    assert str(job_file.compute_usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
     used(tmp_path, 14, "z", 9000)
-    assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
+    assert str(job_file.compute_usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
     for torn in ('{"token": "z"', '{"token": 3, "ended": 1}', '{"token": "z", "ended": "long ago"}', "[]"):
         with (tmp_path / "jobs.txt").open("a") as file:
             file.write(f"14 0 a {torn}\n")
-    assert str(job_file.usage(tmp_path)).startswith(f"{both}, without 1 start")
+    assert str(job_file.compute_usage(tmp_path)).startswith(f"{both}, without 1 start")
     used(tmp_path, 15, "killed", 20000, 21800)
     share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
-    assert str(job_file.usage(tmp_path)).startswith(share)
+    assert str(job_file.compute_usage(tmp_path)).startswith(share)
 
 
 def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
@@ -171,7 +171,7 @@ def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
     (tmp_path / "lock.json").write_text(json.dumps(dataclasses.asdict(killed)))
     os.utime(tmp_path / "lock.json", (4600, 4600))
     take(tmp_path, {"Slurm job 12": 1}, take_over=False).release()
-    assert str(job_file.usage(tmp_path)) == "2.00 node hours, 8.00 core hours; job 12 (0 restarts) on a, b"
+    assert str(job_file.compute_usage(tmp_path)) == "2.00 node hours, 8.00 core hours; job 12 (0 restarts) on a, b"
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
@@ -185,11 +185,11 @@ def test_an_unlimited_time_is_none(text):
 def test_a_run_that_is_deleted_meanwhile_is_none(run, tmp_path, monkeypatch):
     copy, read = shutil.copytree(run, tmp_path / "run"), verify.metrics
     monkeypatch.setattr(verify, "metrics", lambda *given: (read(*given), metrics_file.path(copy).unlink())[0])
-    assert run_status(copy) is None
+    assert read_run_status(copy) is None
 
 
 def test_a_run_is_read_from_its_folder(run):
-    state = run_status(run)
+    state = read_run_status(run)
     lines = metrics_file.read(run)
     assert state is not None and state.done and state.to_end == 0
     assert (state.title, state.round, state.rounds, state.checkpoint) == ("fedgmh on digits", 3, 3, 3)
@@ -201,7 +201,7 @@ def test_a_run_is_read_from_its_folder(run):
 @pytest.mark.parametrize("slow", [1, 3])
 def test_the_first_round_of_a_process_does_not_count_for_the_speed(tmp_path, slow):
     write(tmp_path, rounds=9, done=4, slow=slow)
-    state = run_status(tmp_path)
+    state = read_run_status(tmp_path)
     assert state is not None and (state.per_round, state.to_end) == (2.0, 10.0)
 
 
@@ -211,7 +211,7 @@ def test_what_some_rounds_do_besides_counts_in_the_mean(tmp_path):
         seconds = {"seconds": "6.0", "evaluation_seconds": "3.0", "checkpoint_seconds": "1.0"}
         line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "2.0"}
         metrics_file.append(tmp_path, list((line | (seconds if round == 4 else {})).values()))
-    state = run_status(tmp_path)
+    state = read_run_status(tmp_path)
     assert state is not None and state.per_round == 2.0 + 4.0 / 4
 
 
@@ -220,7 +220,7 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path, rest):
     write(tmp_path, rounds=9, done=3)
     with open(tmp_path / "metrics.csv", "a") as file:
         file.write(rest)
-    state = run_status(tmp_path)
+    state = read_run_status(tmp_path)
     assert state is not None and state.round == 3 and not state.done
     assert "metrics.csv ends in half a line after round 3" in state.notes
 
@@ -259,10 +259,10 @@ def test_a_run_can_be_read_while_it_writes(tmp_path):
     writer.start()
     seen = []
     while writer.is_alive() or not seen:
-        state = run_status(tmp_path)
+        state = read_run_status(tmp_path)
         assert state is not None
         seen.append(state.round)
-    state = run_status(tmp_path)
+    state = read_run_status(tmp_path)
     assert state is not None and state.done and seen == sorted(seen)
 
 
@@ -535,10 +535,10 @@ def test_a_run_whose_forgotten_job_wrote_nothing_says_how_it_ended(tmp_path, fak
 def test_files_of_a_stranger_lead_nowhere(tmp_path):
     sweep = record(tmp_path / "sweep", "3")
     os.mkfifo(tmp_path / "jobs.txt")  # which would wait for ever
-    assert job_file.read(tmp_path) == {}
+    assert job_file.read_restarts(tmp_path) == {}
     (sweep / "jobs.txt").rename(tmp_path / "other")
     (sweep / "jobs.txt").symlink_to(tmp_path / "other")
-    assert job_file.read(sweep) == {}
+    assert job_file.read_restarts(sweep) == {}
 
 
 def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(tmp_path, fake, capsys):

@@ -19,7 +19,7 @@ from pflmpi.cli import main
 from pflmpi.cluster.batch_script import LAUNCH
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
-from pflmpi.sweep.table import cells, load
+from pflmpi.sweep.table import list_cells, load
 from project import ROOT
 
 
@@ -91,18 +91,18 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
 def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     table_file.write(folder)
     assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
-    assert job_file.submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
+    assert job_file.read_submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
     noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main")
-    assert job_file.submissions(Path("runs/small")) == {"42": noted}
+    assert job_file.read_submissions(Path("runs/small")) == {"42": noted}
 
 
 def test_the_memory_of_a_job_is_what_plan_counts(folder, capfd):
     assert main(["submit", "small.yaml", "--ntasks=2", "--mem=auto"]) == 0
     (option,) = [word for word in directives((folder / "script").read_text()) if word.startswith("--mem=")]
     needed = int(re.fullmatch(r"--mem=(\d+)M", option)[1])
-    counted = job_file.submissions(Path("runs/small"))["42"].memory
+    counted = job_file.read_submissions(Path("runs/small"))["42"].memory
     assert needed > 100 and (needed - 1) << 20 < counted <= needed << 20
     (folder / "script").unlink()
     less = f"--mem={needed // 2}M"
@@ -127,7 +127,7 @@ def test_the_folder_of_a_log_is_made_by_the_name_that_slurm_gives_it(folder, cap
         assert main(["submit", "small.yaml", "--output=logs/%x/%u-100%%/%x-%u-%j", *words]) == 0
         log = f"logs/{name}/{user}-100%/{name}-{user}-42"
         assert f"log: {log}" in capfd.readouterr().out
-        assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/{log.replace('%', '%%')}"
+        assert job_file.read_submissions(Path("runs/small"))["42"].log == f"{folder}/{log.replace('%', '%%')}"
         assert (folder / "logs" / name / f"{user}-100%").is_dir()
     assert "--output=logs/50%%/" in (folder / "script").read_text()
 
@@ -136,7 +136,7 @@ def test_the_folders_of_logs_that_are_named_after_two_dashes_are_made_too(folder
     assert main(["submit", "small.yaml", "--", "-e", "logs/%x/err-%j", "--output=out/%u/%j"]) == 0
     assert "log: logs/small/err-42" in capfd.readouterr().out, "where progress and errors are"
     assert (folder / "logs" / "small").is_dir() and (folder / "out" / getpass.getuser()).is_dir()
-    assert job_file.submissions(Path("runs/small"))["42"].log == f"{folder}/logs/small/err-42"
+    assert job_file.read_submissions(Path("runs/small"))["42"].log == f"{folder}/logs/small/err-42"
 
 
 @pytest.mark.usefixtures("folder")
@@ -425,7 +425,7 @@ def test_a_machine_without_slurm_is_reported(folder, monkeypatch, capfd):
 def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     path = table_file.write(folder)  # 2 rows, 2 columns, 2 seeds
     for number in (0, 5):
-        cell = cells(load(path), [], None)[number]
+        cell = list_cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
     command = ["submit", "--array", "small.yaml", "--ntasks=2", "--time", "10", "--jobs", "2", "--restarts", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
@@ -443,7 +443,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
 
 def test_a_task_may_have_several_of_the_cells_that_are_to_be_done(folder, capfd):
     path = table_file.write(folder)  # 8 cells
-    done = cells(load(path), [], None)[2]
+    done = list_cells(load(path), [], None)[2]
     quick_run.run(done.raw, done.run(Path("sweeps/small")))
     command = ["submit", "--array", "small.yaml", "--pack", "3", "--jobs", "2"]
     assert main(command) == 0 and "7 of 8 cells" in capfd.readouterr().out
@@ -465,7 +465,7 @@ def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot
     path = table_file.write(folder)
     out = Path("sweeps/small")
     for number in (0, 3, 5):
-        cell = cells(load(path), [], None)[number]
+        cell = list_cells(load(path), [], None)[number]
         quick_run.run(cell.raw, cell.run(out))
         if number != 0:
             (cell.run(out) / "round_00002.h5").unlink()
@@ -501,7 +501,7 @@ def test_a_table_with_a_wrong_cell_is_not_submitted(folder, capfd):
     assert main(["submit", "--array", str(path)]) == 2
     assert "Local/few: model.hidden = -1" in capfd.readouterr().err
     table_file.write(folder)
-    cell = cells(load(path), [], None)[0]
+    cell = list_cells(load(path), [], None)[0]
     quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
     assert main(["submit", "--array", str(path), "-s", "training.momentum=0.5"]) == 2
     assert "FedAvg/few/seed0: sweeps/small/FedAvg/few/seed0 was made with another config" in capfd.readouterr().err

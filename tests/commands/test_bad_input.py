@@ -99,7 +99,7 @@ def run(finished, tmp_path):
 
 @pytest.mark.parametrize("change, words", REFUSED, ids=lambda value: str(value)[:60] if isinstance(value, dict) else "")
 def test_wrong_configurations_are_refused_with_a_clear_text(change, words, tmp_path, monkeypatch):
-    from pflmpi.runtime.devices import place
+    from pflmpi.runtime.devices import choose_gpus
     from pflmpi.transports.peers import Peer
 
     raw = dict(quick_run.QUICK)
@@ -108,7 +108,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(change, words, tmp_p
         raw[name] = {**raw[name], **value} if keep and name not in ("partition", "model") else value
     with pytest.raises(UserError) as caught:
         config = configuration.parse(raw)
-        place([Peer("a", 1)], config.runtime, config.training)
+        choose_gpus([Peer("a", 1)], config.runtime, config.training)
         quick_run.run(raw, tmp_path / "run")
     assert caught.value.exit_code == 2
     text = str(caught.value)
@@ -202,7 +202,7 @@ def test_a_diverging_client_is_named(ranks, tmp_path):
     with pytest.raises(PflmpiError, match=r"round 1: client \d+ diverged.*lower training.lr") as caught:
         quick_run.run(raw, tmp_path / "run", ranks)
     assert caught.value.exit_code == 3
-    assert verify.newest_good(tmp_path / "run")[0] == 0
+    assert verify.find_newest_good(tmp_path / "run")[0] == 0
 
 
 def write(raw: dict[str, Any], folder: Path) -> str:
@@ -253,7 +253,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path):
         assert done.returncode == 3, done.stderr
         assert "No space left" in done.stderr and "resume" in done.stderr, done.stderr
         processes.call(["mount", "-o", "remount,size=30m", str(small)])
-        good, _ = verify.newest_good(small / "run")
+        good, _ = verify.find_newest_good(small / "run")
         assert f"complete round is {good};" in done.stderr and verify.problems(small / "run", good) == []
     finally:
         processes.call(["umount", str(small)])

@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
-from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.client_state import tree_from_arrays
 from pflmpi.store import run_folder
 
 CASES = {sections["algorithm"]["name"]: sections for sections in every_algorithm().values()}  # one of each
@@ -65,7 +65,7 @@ def test_its_measures_are_those_of_scikit_learn(executor, split, tmp_path):
     quick_run.run(raw, tmp_path / "run")
     made = experiment(raw)
     task, dataset = made.tasks[0], made.federation.dataset
-    model = tree.part(from_flat(run_folder.read_server(tmp_path / "run", 3)), "model")
+    model = tree.part(tree_from_arrays(run_folder.read_server(tmp_path / "run", 3)), "model")
     lines = evaluated(tmp_path / "run", "--split", split)
     assert len(lines) == made.federation.num_clients
     for line, samples in zip(lines, getattr(made.federation, split), strict=True):

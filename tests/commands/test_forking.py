@@ -12,7 +12,7 @@ import pytest
 import quick_run
 from pflmpi import atomic
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series.accuracy import plot_main_measure
 from pflmpi.analysis.series.cost import plot_against_bytes
 from pflmpi.cli import main
@@ -136,12 +136,12 @@ def test_it_is_drawn_from_where_it_left_its_parent_if_that_is_shown_too(parent, 
     fork(parent, tmp_path / "fork", "--round", "3", "-s", "training.lr=0.01")
     quick_run.resume(tmp_path / "fork")
     runs = [open_run(path) for path in (tmp_path / "fork", parent)]
-    rounds = {curve.source: curve.x.tolist() for curve in plot_main_measure(named(runs)).curves}
-    assert [rounds[run.label] for run in named(runs)] == [[3, 4, 5], [1, 2, 3, 4, 5]]
-    sent = {curve.source: curve.x for curve in plot_against_bytes(named(runs)).curves}
-    assert [len(sent[run.label]) for run in named(runs)] == [3, 5]
-    assert np.array_equal(*(sent[run.label][place] for run, place in zip(named(runs), (0, 2), strict=True)))
-    assert plot_main_measure(named(runs[:1])).curves[0].x.tolist() == [1, 2, 3, 4, 5], "the parent is not needed"
+    rounds = {curve.source: curve.x.tolist() for curve in plot_main_measure(name_runs(runs)).curves}
+    assert [rounds[run.label] for run in name_runs(runs)] == [[3, 4, 5], [1, 2, 3, 4, 5]]
+    sent = {curve.source: curve.x for curve in plot_against_bytes(name_runs(runs)).curves}
+    assert [len(sent[run.label]) for run in name_runs(runs)] == [3, 5]
+    assert np.array_equal(*(sent[run.label][place] for run, place in zip(name_runs(runs), (0, 2), strict=True)))
+    assert plot_main_measure(name_runs(runs[:1])).curves[0].x.tolist() == [1, 2, 3, 4, 5], "the parent is not needed"
     folders = [str(run.path) for run in runs]
     assert main(["report", *folders, "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page/report.html").read_text()
@@ -199,13 +199,13 @@ def test_killed_at_any_file_it_is_no_run_or_a_whole_one(parent, tmp_path, monkey
         else:
             break
         if round_path(out, 3).exists():
-            assert verify.newest_good(out) == (3, []) and stored.read(out)["recorded"]["fork"]["round"] == 3
+            assert verify.find_newest_good(out) == (3, []) and stored.read(out)["recorded"]["fork"]["round"] == 3
             if "whole" not in seen:
                 assert quick_run.resume(out) == quick_run.digest(parent)
             seen.append("whole")
             continue
         with pytest.raises(CheckpointError, match="no checkpoint"):
-            verify.newest_good(out)
+            verify.find_newest_good(out)
         with pytest.raises(CheckpointError, match="not a run"):
             open_run(out)
         if not seen:

@@ -16,7 +16,7 @@ import scale_folder
 import table_file
 from pflmpi.cli import main
 from pflmpi.commands import scale
-from pflmpi.scaling.results import results
+from pflmpi.scaling.results import read_results
 from pflmpi.store import job_file
 from pflmpi.sweep.runs import SweepOutcome
 from pflmpi.terminal import _plain
@@ -204,7 +204,7 @@ def test_scale(tmp_path, capfd):
     assert scale._conclude(out, SweepOutcome({}, [], 0), True, 64, True) == 0
     measured = json.loads(capfd.readouterr().out)
     assert [point["speed_up"] for point in measured["points"]] == [1, 2, 4]
-    assert [point["ranks"] for point in measured["points"]] == [point.ranks for point in results(out).points]
+    assert [point["ranks"] for point in measured["points"]] == [point.ranks for point in read_results(out).points]
     check("scale", measured)
 
 

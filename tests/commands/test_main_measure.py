@@ -14,8 +14,8 @@ from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.commands.search import _score
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
-from pflmpi.learning.main_measure import main_measure, measured_rounds
-from pflmpi.sweep.table import cells, load
+from pflmpi.learning.main_measure import main_measure, summarize_rounds
+from pflmpi.sweep.table import list_cells, load
 
 ROWS = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "Local": {"algorithm": {"name": "local"}}}
 
@@ -37,10 +37,10 @@ def sweep(tmp_path_factory):
     base["data"].pop("limit", None)
     base.pop("seed", None), base.pop("algorithm", None)
     path = table_file.write(folder, base=base, columns={"numbers": {}}, rows=ROWS, seeds=[0], metric=None)
-    for cell in cells(load(path), [], None):
+    for cell in list_cells(load(path), [], None):
         quick_run.run({**cell.raw, "seed": 0}, cell.run(folder / "out"))
         cell.config(folder / "out").write_text(yaml_file.dump(cell.raw))
-    return path, folder / "out", cells(load(path), [], None)
+    return path, folder / "out", list_cells(load(path), [], None)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_what_has_no_number_is_passed_over():
     lines = [{"round": "1", "auroc_mean": "nan", "accuracy_mean": "0.5", "validation_accuracy_mean": ""}]
     lines += [{"round": "2", "auroc_mean": "nan", "accuracy_mean": "0.7", "validation_accuracy_mean": "0.1"}]
     lines += [{"round": "3", "auroc_mean": "", "accuracy_mean": "", "validation_accuracy_mean": ""}]
-    tested = measured_rounds({"evaluation": {"measures": ["auroc"]}}, lines)
+    tested = summarize_rounds({"evaluation": {"measures": ["auroc"]}}, lines)
     assert tested.measure.name == "accuracy" and tested.judge == "validation_accuracy_mean"
     assert tested.last and tested.best and tested.last["round"] == tested.best["round"] == 2
 

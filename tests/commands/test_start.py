@@ -13,7 +13,7 @@ import processes
 import quick_run
 from pflmpi.commands import launch
 from pflmpi.config import yaml_file
-from pflmpi.limits import problem
+from pflmpi.limits import explain_limit
 from pflmpi.runtime.config import RuntimeConfig
 from project import ROOT
 
@@ -70,13 +70,13 @@ def test_a_soft_limit_of_open_files_is_raised_where_it_may_be(tmp_path):
 
 def test_an_error_of_a_library_that_is_out_of_memory_says_so():
     text = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried"
-    assert (problem(RuntimeError(text)) or "").startswith("out of memory")
-    assert problem(RuntimeError("another")) is None
+    assert (explain_limit(RuntimeError(text)) or "").startswith("out of memory")
+    assert explain_limit(RuntimeError("another")) is None
 
 
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried", "HIP out of memory.", "CUDA error: out of memory"])
 def test_an_error_of_a_gpu_that_is_out_of_memory_says_so(text):
-    assert (problem(RuntimeError(text)) or "").startswith("out of memory on a GPU; lower runtime.lanes")
+    assert (explain_limit(RuntimeError(text)) or "").startswith("out of memory on a GPU; lower runtime.lanes")
 
 
 def test_figures_that_the_limit_of_addresses_forbids_are_one_error(tmp_path):

@@ -89,7 +89,7 @@ def test_a_run_outlives_those_who_read_its_output(tmp_path):
     done = processes.call(command, stdout=writer, stderr=writer)
     os.close(writer)
     assert done.returncode == 0
-    assert verify.newest_good(tmp_path / "run")[0] == 3
+    assert verify.find_newest_good(tmp_path / "run")[0] == 3
 
 
 @pytest.mark.parametrize("words", [["docs"], ["--help"]])

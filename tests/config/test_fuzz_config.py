@@ -71,7 +71,7 @@ def test_tables_with_an_odd_value(tmp_path, seed):
     content = yaml.safe_dump(damaged_json(copy.deepcopy(table_file.TABLE), random.Random(seed)), allow_unicode=False)
     path.write_text(content, errors="replace")
     try:
-        for cell in table.cells(table.load(path), [], None):
+        for cell in table.list_cells(table.load(path), [], None):
             parse(cell.raw)
             assert cell.run(Path("x")).is_relative_to("x")
     except ConfigError as error:

@@ -11,8 +11,8 @@ from pflmpi.config.sections import located
 from pflmpi.data.config import DataConfig
 from pflmpi.data.loading import load as load_data
 from pflmpi.errors import ConfigError, DataError
-from pflmpi.machine import expanded, private_folder
-from pflmpi.runtime.client_state import folder_of
+from pflmpi.machine import expand_path, private_folder
+from pflmpi.runtime.client_state import choose_state_folder
 from pflmpi.runtime.config import RuntimeConfig
 
 
@@ -60,7 +60,9 @@ def test_folders_that_may_be_others_on_each_node_stay_as_they_are():
 
 
 def test_they_are_expanded_in_the_folders_of_a_configuration(home):
-    assert folder_of(RuntimeConfig(state="disk", scratch="$DATA/scratch"), Path()) == home / "data" / "scratch"
+    assert (
+        choose_state_folder(RuntimeConfig(state="disk", scratch="$DATA/scratch"), Path()) == home / "data" / "scratch"
+    )
     assert private_folder("~/cache") == home / "cache"
     with pytest.raises(DataError, match=str(home / "data" / "none")):
         load_data(DataConfig(name="mnist", root="$DATA/none"), 0)
@@ -84,7 +86,7 @@ def test_they_are_expanded_in_options_and_from_python(home):
 
 def test_a_variable_that_is_not_set_is_refused_by_name(capsys):
     with pytest.raises(ConfigError, match=r"\$NOPE/x: the variable NOPE is not set; set it"):
-        expanded("$NOPE/x")
+        expand_path("$NOPE/x")
     with pytest.raises(SystemExit) as ended:
         main(["run", "c.yaml", "--out", "/tmp/${NOPE}/x"])
     assert ended.value.code == 2 and "argument --out: /tmp/${NOPE}/x: the variable NOPE" in capsys.readouterr().err
@@ -94,4 +96,4 @@ def test_a_variable_that_is_not_set_is_refused_by_name(capsys):
 def test_a_folder_that_has_such_a_name_is_itself():
     for name in ("a$NOPE", "$HOME", "~"):
         Path(name).mkdir()
-        assert expanded(f"{name}/b") == Path(name, "b")
+        assert expand_path(f"{name}/b") == Path(name, "b")

@@ -16,7 +16,7 @@ from pflmpi.data.dataset import assemble
 from pflmpi.data.federation import Federation, _compute_digest, build, save
 from pflmpi.data.loading import limit_samples
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.data.unseen import divide
+from pflmpi.data.unseen import hold_out_clients
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 
@@ -331,7 +331,7 @@ def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path):
         own(single, clients=3)
     halves = assemble("toy", np.ones((3, 2), np.float32), np.arange(3) % 2, np.zeros(3, bool), 2, np.array([0, 0, 1]))
     with pytest.raises(DataError, match=r"none of the 1 (trained|unseen) clients has a test sample"):
-        divide(own(halves, name="writers"), 0.5, rng())
+        hold_out_clients(own(halves, name="writers"), 0.5, rng())
 
 
 def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog):

@@ -13,7 +13,7 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import unscaled
+from pflmpi.data.dataset import describe_unscaled
 from pflmpi.data.own_files import read_own
 from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import DataError, PflmpiError
@@ -172,7 +172,7 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd,
 )
 def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x, said, tmp_path):
     np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
-    found = unscaled(read_own(tmp_path / "my.npz"))
+    found = describe_unscaled(read_own(tmp_path / "my.npz"))
     assert ("data.normalize: standard" in found) == said
     assert found.endswith("unless they are tokens") == (x.dtype == np.int64)
 

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from pflmpi.data.dataset import assemble
 from pflmpi.data.federation import Federation
-from pflmpi.data.picture import picture
+from pflmpi.data.picture import draw_partition
 
 
 def drawn(found, width=80):
     """Return the lines of the picture on a terminal without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(picture(found, width))
+    console.print(draw_partition(found, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

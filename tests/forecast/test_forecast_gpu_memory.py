@@ -16,7 +16,7 @@ from pflmpi.forecast.memory import forecast_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
 from pflmpi.messages.traffic import Traffic
-from pflmpi.runtime.devices import CONTEXT, GpuMessages
+from pflmpi.runtime.devices import CUDA_CONTEXT_BYTES, GpuMessages
 from pflmpi.runtime.executors.batches import Pool
 from planned_run import planned
 
@@ -36,14 +36,14 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm,
     world = planned(raw, 1)
     on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
     summed = 3 * model + 8 * model // 4  # of three participants, and the sum in int64
-    beside = on_gpu.device - CONTEXT - pool_bytes(world.setup, 0)
+    beside = on_gpu.device - CUDA_CONTEXT_BYTES - pool_bytes(world.setup, 0)
     assert (beside, on_cpu.device) == (2 * (1 + kept) * model + summed, 0)
     with mock.patch.object(memory, "MOST_MESSAGE_BYTES", 2 * model):
         assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
     frozen = planned({**raw, "model": {**raw["model"], "trainable": ["head.*"]}}, 1)
     head = tree.num_bytes(frozen.setup.task.like())
-    assert of_one_rank(frozen, 1).device - CONTEXT - pool_bytes(world.setup, 0) == (
+    assert of_one_rank(frozen, 1).device - CUDA_CONTEXT_BYTES - pool_bytes(world.setup, 0) == (
         (2 * (1 + kept) + 3 + 8 // 4) * head + model - head
     ), "what is frozen once, and only what is trained in messages"
 

@@ -40,11 +40,11 @@ def ran(monkeypatch):
         job_file.append(run, "7", "0")
         took[run.resolve()] = seconds
 
-    def run_status(run):
-        state = status.run_status(run)
+    def read_run_status(run):
+        state = status.read_run_status(run)
         return state and replace(state, per_round=took.get(run.resolve(), 6.0))
 
-    monkeypatch.setattr(job, "run_status", run_status)
+    monkeypatch.setattr(job, "read_run_status", read_run_status)
     return ran
 
 
@@ -225,4 +225,4 @@ def test_an_array_has_the_memory_of_its_largest_cell(folder):
         assert main(["submit", "--array", str(table), "--only", only, "--ntasks=2", "--mem=auto"]) == 0
         needed[only] = int(asked(folder, "mem").removesuffix("M"))
     assert needed["*/few"] < needed["*/large"] and abs(needed["*"] - needed["*/large"]) < 0.2 * needed["*"]
-    assert job_file.submissions(Path("sweeps/small"))["42"].memory <= needed["*"] << 20
+    assert job_file.read_submissions(Path("sweeps/small"))["42"].memory <= needed["*"] << 20

@@ -10,7 +10,7 @@ from unittest import mock
 os.environ["NCCL_HOSTID"] = f"host-of-{os.environ['RANK']}"
 
 from pflmpi import cli, machine
-from pflmpi.commands import context
+from pflmpi.commands import rank
 
 
 def gpus(visible):
@@ -21,5 +21,5 @@ def gpus(visible):
 
 
 if __name__ == "__main__":
-    with mock.patch.object(context, "gpus", gpus):
+    with mock.patch.object(rank, "gpus", gpus):
         sys.exit(cli.main(sys.argv[1:]))

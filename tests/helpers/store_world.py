@@ -35,7 +35,7 @@ def write_metrics(run: Path, rounds: int) -> Checksum:
     """Write a metrics.csv with so many rounds without figures; its checksum."""
     lines = [metrics_file.COLUMNS, *((str(number), *["0"] * 28) for number in range(1, rounds + 1))]
     metrics_file.path(run).write_text("".join(f"{','.join(line)}\n" for line in lines))
-    return metrics_file.checksum(metrics_file.text(run))
+    return metrics_file.checksum(metrics_file.read_bytes(run))
 
 
 class World:

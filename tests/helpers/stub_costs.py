@@ -57,7 +57,7 @@ def situations():
 def measure(case, model, executor):
     """A round with two steps on the stub device, none replayed, and its costs, by the difference to three steps."""
     sections = every_algorithm()[case]
-    with replay.step_by_step():
+    with replay.without_replay():
         two, three = (stub_run.run(stub_run.settings(sections, model, executor, steps), True) for steps in (2, 3))
     step = _each(three.counts["update"] - two.counts["update"], two.units)
     unit, test = _each(two.counts["update"], two.units), _each(two.counts["evaluate"], two.tests)

@@ -271,7 +271,7 @@ def test_the_table_file_in_the_documentation_is_valid(tmp_path):
     (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
     path = tmp_path / "table.yaml"
     path.write_text(block)
-    found = table.cells(table.load(path), (), None)
+    found = table.list_cells(table.load(path), (), None)
     assert len(found) == 8
     for cell in found:
         configuration.parse(cell.raw)

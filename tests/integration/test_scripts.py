@@ -72,8 +72,10 @@ for path in sorted([*Path().glob("*.py"), *Path().glob("reliability/*.py")]):
 """
 
 
-def test_every_benchmark_can_be_imported():
-    done = processes.call([sys.executable, "-c", IMPORT_ALL], timeout=100, cwd=ROOT / "benchmarks")
+@pytest.mark.parametrize("folder", ["benchmarks", "tests/helpers"])
+def test_every_benchmark_and_helper_can_be_imported(folder):
+    env = {**processes.ENVIRONMENT, "RANK": "0"}
+    done = processes.call([sys.executable, "-c", IMPORT_ALL], timeout=100, cwd=ROOT / folder, env=env)
     assert done.returncode == 0, done.stderr
 
 

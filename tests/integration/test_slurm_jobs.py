@@ -23,11 +23,11 @@ import quick_run
 import table_file
 import testbed
 from pflmpi.cluster.batch_script import parse_time
-from pflmpi.cluster.status import run_status
+from pflmpi.cluster.status import read_run_status
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder, verify
-from pflmpi.sweep.table import cells, load
+from pflmpi.sweep.table import list_cells, load
 from project import ROOT, documented
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
@@ -131,7 +131,7 @@ def test_train_gives_the_digest_of_a_plain_run(folder):
     completed(job, folder / "log")
     assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
-    assert job_file.read(folder / "run") == {job: 0}, "by which status finds it"
+    assert job_file.read_restarts(folder / "run") == {job: 0}, "by which status finds it"
 
 
 @pytest.mark.parametrize("script", ["train", "array"])
@@ -170,14 +170,14 @@ def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(f
         update(job, f"TimeLimit={60 * hours + minutes + 1}")  # so that it strikes now, however long the start took
         requeued(job, 1)
         (stopped,) = re.findall(r"SIGUSR1 came: stopped after round (\d+)", (folder / "log").read_text())
-        assert verify.newest_good(folder / "run") == (int(stopped), [])
+        assert verify.find_newest_good(folder / "run") == (int(stopped), [])
         shutil.copytree(folder / "run", folder / "stopped")
         release(job)
         reach(folder / "run", int(stopped) + 1)
     finally:
         subprocess.run(["scancel", job], check=True, timeout=30)
     testbed.wait_until(job, timeout=PATIENCE)
-    last, _ = verify.newest_good(folder / "run")
+    last, _ = verify.find_newest_good(folder / "run")
     assert quick_run.digest(folder / "run") == quick_run.resume(folder / "stopped", (f"training.rounds={last}",))
 
 
@@ -186,7 +186,7 @@ def test_an_array_runs_the_cells_that_are_not_done(folder):
     failing = {"row": "local", "column": "many", "set": {"data": {"name": "mnist", "root": "nowhere"}}}
     columns = {"few": {"training": {"lr": 0.1}}, "many": {"training": {"lr": 0.2}}}
     path = table_file.write(folder, seeds=[0], rows=rows, columns=columns, exceptions=[failing])
-    first, *_, done, _ = cells(load(path), [], None)
+    first, *_, done, _ = list_cells(load(path), [], None)
     quick_run.run(done.raw, done.run(folder / "cells"))
     options = ["--array=0-5%3", "--ntasks-per-node=1", "--output=log.%a"]
     job = sbatch(folder, *options, "slurm/array.sbatch", "small.yaml", "--out", "cells", MPI="pmix")
@@ -224,7 +224,7 @@ def test_a_task_with_several_cells_goes_on_after_one_that_fails(folder):
     job, _ = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--pack=2")
     ends = [testbed.wait_until(f"{job}_{task}", timeout=PATIENCE) for task in (0, 2)]
     assert ends == ["FAILED", "COMPLETED"] and testbed.fields(f"{job}_0")["ExitCode"] == "1:0"
-    for cell in cells(load(path), [], None):
+    for cell in list_cells(load(path), [], None):
         expected = None if cell.row == "b" else quick_run.run(cell.raw, folder / cell.row)
         assert (quick_run.digest(cell.run(folder / "cells")) if expected else None) == expected
     shown = processes.call([*processes.PFLMPI, "status", "cells"], PATIENCE, cwd=folder).stdout
@@ -298,7 +298,7 @@ def test_a_job_from_python_gives_the_digest_of_a_plain_run(folder, monkeypatch):
     job = pflmpi.submit(config, out="run", nodes=2, ntasks=2, time="20", mem="auto")
     assert job.result().round().digest() == plain(folder)
     assert job.state == "COMPLETED" and "run: run" in job.stdout()
-    memory = job_file.submissions(folder / "run")[job.id].memory
+    memory = job_file.read_submissions(folder / "run")[job.id].memory
     assert testbed.fields(job.id)["MinMemoryNode"] == f"{-(-memory >> 20)}M"
     long = pflmpi.submit(config.replace(training={"rounds": MANY}), out="runs/quickstart", ntasks=1)
     reach(long.folder, 1)
@@ -320,7 +320,7 @@ def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(fold
     assert done.returncode == 0, done.stderr
     trial, job = re.findall(r"^job (\d+)", done.stdout, re.MULTILINE)
     assert testbed.fields(trial)["ExitCode"] == "75:0" and testbed.fields(trial)["TimeLimit"] == "00:02:00"
-    state = run_status(folder / "run")
+    state = read_run_status(folder / "run")
     assert state is not None and state.to_end is not None
     asked = parse_time(testbed.fields(job)["TimeLimit"])
     assert asked == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
@@ -522,7 +522,7 @@ def test_the_way_of_a_user_from_python_over_a_dead_node_to_the_report(folder, mo
         shown = processes.call([*processes.PFLMPI, "status", "run"], PATIENCE).stdout
     first, second = re.findall(r"torch \S+, (\S+); 2 ranks on (.*); Slurm job (.*)", job.stdout())
     assert (first[0], first[2]) == (sys.executable, f"{job.id}, restart 0") and second[2] == f"{job.id}, restart 1"
-    usage = job_file.usage(job.folder)
+    usage = job_file.compute_usage(job.folder)
     assert usage is not None and usage.starts == 2 and f"; job {job.id} (1 restart) on" in usage.text
     assert "whose end is unknown" not in usage.text
     assert f"used in 2 starts: {usage}" in shown and f"used: {usage}" in job.stdout()
@@ -572,7 +572,7 @@ def test_scale_measures_points_in_jobs_of_their_own_and_then_in_one_allocation(f
     jobs = dict(re.findall(r"^ranks (\d): job (\d+), log", call(*submission), re.MULTILINE))
     assert list(jobs) == ["1", "2"]
     for ranks, job in jobs.items():
-        assert job_file.read(folder / "s" / f"ranks-000{ranks}") == {job: 0}, "by which status finds it"
+        assert job_file.read_restarts(folder / "s" / f"ranks-000{ranks}") == {job: 0}, "by which status finds it"
         completed(job, folder / "s" / f"ranks-000{ranks}.{job}.log")
     assert re.findall(r"^ranks .*", call(*submission), re.MULTILINE) == ["ranks 1: measured", "ranks 2: measured"]
     call("report", "s")

@@ -18,7 +18,7 @@ from pflmpi.cli import main
 from pflmpi.errors import Stopped, write_exit_code
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder, verify
-from pflmpi.transports.slurm import end_of_job
+from pflmpi.transports.slurm import find_end_of_job
 from project import ROOT
 
 ROUNDS = 12
@@ -130,7 +130,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path):
     processes.wait_for(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM), "the end", every=0.2)
     process.communicate(timeout=processes.PATIENCE)  # closes its pipes
     assert process.returncode == Stopped.exit_code
-    assert verify.newest_good(run) == (0, [])
+    assert verify.find_newest_good(run) == (0, [])
     assert not (run / "lock.json").exists(), "another host would wait for a sign of this one"
 
 
@@ -213,12 +213,12 @@ def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit():
 
 
 def test_outside_of_a_job_there_is_no_end():
-    assert end_of_job({}) is None
-    assert end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}) == 4e9
+    assert find_end_of_job({}) is None
+    assert find_end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "4000000000"}) == 4e9
 
 
 def test_the_end_of_a_job_that_is_over_stops_nothing_and_is_said(caplog):
-    assert end_of_job({"SLURM_JOB_ID": "999", "SLURM_JOB_END_TIME": "1500000000"}) is None
+    assert find_end_of_job({"SLURM_JOB_ID": "999", "SLURM_JOB_END_TIME": "1500000000"}) is None
     assert re.search("job 999 ended at 2017-07-1.*; unset SLURM_JOB_ID and SLURM_JOB_END_TIME", caplog.text)
 
 
@@ -227,8 +227,8 @@ def test_the_end_of_a_job_is_what_squeue_says(tmp_path, monkeypatch):
     squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2096-10-02T09:00:00 || echo NONE\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
-    assert end_of_job({"SLURM_JOB_ID": "8"}) is None
+    assert find_end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
+    assert find_end_of_job({"SLURM_JOB_ID": "8"}) is None
 
 
 def exit_code(words: list[str]) -> object:

@@ -117,7 +117,7 @@ def test_a_learning_rate_that_falls_is_not_captured_anew(graph, tmp_path):
     decay = {"rounds": 4, "lr_decay": 0.9, "momentum": 0.5}
     raw = quick_run.settings({"algorithm": {"name": "fedavg"}}, training=decay, runtime={"executor": "lanes"})
     captured, some = quick_run.run(raw, tmp_path / "captured", 1), graph.captures
-    with replay.step_by_step():
+    with replay.without_replay():
         assert captured == quick_run.run(raw, tmp_path / "plain", 1)
     raw["training"] |= {"lr_decay": 1.0}
     assert captured != quick_run.run(raw, tmp_path / "constant", 1) and graph.captures == 2 * some
@@ -206,7 +206,7 @@ def test_a_device_launches_captured_steps_without_waits_and_copies(case, model, 
     recorder, raw = Recorder(), stub_run.settings(every_algorithm()[case], model, executor, steps=20)
     with mock.patch.dict(BY_DEVICE, {"stub": recorder}):
         found = stub_run.run(raw, True)
-        with replay.step_by_step():
+        with replay.without_replay():
             plain = stub_run.run(raw, True)
     for path, leaf in plain.values.items():
         torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
@@ -233,14 +233,20 @@ FORMS = {  # of batches: those that are full, and the last one of a client
 def test_a_step_is_traced_twice_and_captured_once_in_a_run(case, name):
     """Whatever the learning rate of a round: from then on all steps of its form are launched by their capture."""
     model, executor, training, forms = FORMS[name]
-    recorder, forget = Recorder(), replay.forget
+    recorder, clear_traces = Recorder(), replay.clear_traces
     raw = stub_run.settings(every_algorithm()[case], model, executor)
     raw["training"] |= {"rounds": 2, "lr_decay": 0.99, "steps": None, **training}
+
+    def begin():
+        clear_traces()
+        traced.reset_mock()
+        steps.reset_mock()
+
     with (
         mock.patch.dict(BY_DEVICE, {"stub": recorder}),
         mock.patch.object(replay, "Recording", side_effect=replay.Recording) as traced,
         mock.patch.object(replay.Steps, "take", autospec=True, side_effect=replay.Steps.take) as steps,
-        mock.patch.object(replay, "forget", lambda: [forget(), traced.reset_mock(), steps.reset_mock()]),  # it begins
+        mock.patch.object(replay, "clear_traces", begin),
     ):
         stub_run.run(raw, True)
     assert (traced.call_count, recorder.captures) == (TRACED * forms, forms)

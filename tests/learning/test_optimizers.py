@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, cross_entropy, micro_batches, model_loss
 from pflmpi.learning.local_training import LocalTraining
-from pflmpi.learning.optimizers import initial_state
+from pflmpi.learning.optimizers import init_optimizer_state
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.training import TrainingConfig
 
@@ -83,7 +83,7 @@ def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options):
 def test_kept_state_makes_two_rounds_one(options):
     task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(4)]
     whole = sgd.train(task, task.init(), batches, model_loss(task), 0.05)
-    model, states = task.init(), {"train": initial_state(task.training, task.init())}
+    model, states = task.init(), {"train": init_optimizer_state(task.training, task.init())}
     for part in (batches[:3], batches[3:]):
         local = LocalTraining(states, ())
         model = sgd.train(task.replace(local=local), model, part, model_loss(task), 0.05)
@@ -95,14 +95,14 @@ def test_kept_state_makes_two_rounds_one(options):
 def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state():
     task = small_task.task(momentum=0.9)
     model, loss, batches = task.init(), model_loss(task), [small_task.batch(0)]
-    local = LocalTraining({"train": initial_state(task.training, model)}, ())
+    local = LocalTraining({"train": init_optimizer_state(task.training, model)}, ())
     mine = task.replace(local=local)
     sgd.train(mine, model, batches, loss, 0.1)
     with pytest.raises(ValueError, match="trains 'train' twice"):
         sgd.train(mine, model, batches, loss, 0.1)
     with pytest.raises(ValueError, match="trains 'other', which `trainings` does not declare; declared: train"):
         sgd.train(mine, model, batches, loss, 0.1, name="other")
-    again = task.replace(local=LocalTraining({"train": initial_state(task.training, model)}, ()))
+    again = task.replace(local=LocalTraining({"train": init_optimizer_state(task.training, model)}, ()))
     with pytest.raises(ValueError, match="other parameters"):
         sgd.train(again, model, batches, loss, 0.1, frozen=("body",))
 

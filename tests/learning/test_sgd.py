@@ -12,7 +12,7 @@ from pflmpi.learning.client import Batch, class_means, model_loss, squared_dista
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.sgd import Direction, Phase, train
-from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
+from pflmpi.learning.training import Pass, TrainingConfig, draw_batches, select_samples
 from pflmpi.models import MODELS
 from stub_device import DEVICE, stub_device
 
@@ -185,23 +185,24 @@ def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing():
 def test_held_out_samples_are_the_same_in_every_pass_and_apart_from_the_rest():
     samples = np.arange(100, 137)
     sides = [
-        samples_of(samples, Pass(held_out=0.2, side=side), np.random.default_rng(5)) for side in ("rest", "held_out")
+        select_samples(samples, Pass(held_out=0.2, side=side), np.random.default_rng(5))
+        for side in ("rest", "held_out")
     ]
     assert len(sides[1]) == 7 and sorted(np.concatenate(sides)) == samples.tolist()
-    assert samples_of(samples, Pass(), np.random.default_rng(5)) is samples
+    assert select_samples(samples, Pass(), np.random.default_rng(5)) is samples
     two = [
-        samples_of(samples[:2], Pass(held_out=0.01, side=side), np.random.default_rng(0))
+        select_samples(samples[:2], Pass(held_out=0.01, side=side), np.random.default_rng(0))
         for side in ("rest", "held_out")
     ]
     assert sorted(np.concatenate(two)) == [100, 101]
-    assert samples_of(samples[:1], Pass(held_out=0.5, side="held_out"), np.random.default_rng(0)).tolist() == [100]
+    assert select_samples(samples[:1], Pass(held_out=0.5, side="held_out"), np.random.default_rng(0)).tolist() == [100]
 
 
 def test_the_length_of_a_pass_is_its_steps_or_its_epochs_or_the_configured_one():
     training = TrainingConfig(batch_size=4, epochs=2)
 
     def length(one):
-        return len(batch_order(np.random.default_rng(0), 10, training, one))
+        return len(draw_batches(np.random.default_rng(0), 10, training, one))
 
     assert [length(Pass()), length(Pass(epochs=1)), length(Pass(steps=7)), length(Pass(epochs=0))] == [6, 3, 7, 0]
 
@@ -375,7 +376,7 @@ def test_the_squared_distance_is_differentiable_by_both_and_twice_in_and_outside
 
 def test_batches_of_an_epoch_hold_every_sample_once():
     training = TrainingConfig(batch_size=4, epochs=2)
-    order = batch_order(np.random.default_rng(0), 10, training)
+    order = draw_batches(np.random.default_rng(0), 10, training)
     assert [len(one) for one in order] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(order[:3])) == list(range(10))
     assert list(np.concatenate(order[:3])) != list(np.concatenate(order[3:]))
@@ -383,12 +384,12 @@ def test_batches_of_an_epoch_hold_every_sample_once():
 
 def test_drop_last_leaves_the_short_batch_out():
     dropping = TrainingConfig(batch_size=4, epochs=2, drop_last=True)
-    assert [len(one) for one in batch_order(np.random.default_rng(0), 10, dropping)] == [4, 4, 4, 4]
-    assert batch_order(np.random.default_rng(0), 3, dropping) == []
+    assert [len(one) for one in draw_batches(np.random.default_rng(0), 10, dropping)] == [4, 4, 4, 4]
+    assert draw_batches(np.random.default_rng(0), 3, dropping) == []
 
 
 def test_steps_replace_epochs():
-    order = batch_order(np.random.default_rng(0), 10, TrainingConfig(batch_size=4, steps=7))
+    order = draw_batches(np.random.default_rng(0), 10, TrainingConfig(batch_size=4, steps=7))
     assert len(order) == 7 == TrainingConfig(batch_size=4, steps=7).num_steps(10)
 
 

@@ -9,11 +9,11 @@ import quick_run
 from pflmpi.cli import main
 from pflmpi.data.dataset import assemble
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment.restore import reopened
-from pflmpi.learning.replay import step_by_step
+from pflmpi.experiment.restore import reopen
+from pflmpi.learning.replay import without_replay
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.learning.transforms import Transform, horizontal_flip, random_crop, transform_of
+from pflmpi.learning.transforms import Transform, horizontal_flip, load_transform, random_crop
 from pflmpi.models import MODELS
 from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool
 from pflmpi.store import config_file
@@ -89,7 +89,7 @@ def test_the_bits_are_the_same_on_any_number_of_ranks_and_resumed(executor, tmp_
     assert quick_run.run(settings(executor), tmp_path / "three", ranks=3) == one
     quick_run.run(settings(executor, training={"rounds": 1, "epochs": 3}), tmp_path / "short")
     assert quick_run.resume(tmp_path / "short", ("training.rounds=2",), ranks=2) == one
-    with step_by_step():
+    with without_replay():
         assert quick_run.run(settings(executor), tmp_path / "unreplayed") == one
     assert yaml.safe_load(config_file.path(tmp_path / "one").read_text())["data"]["transform"] == BOTH
 
@@ -116,7 +116,7 @@ def test_one_of_a_file_is_run_recorded_and_hashed(own, tmp_path, capfd):
     (tmp_path / "moved").mkdir()
     moved = own.rename(tmp_path / "moved" / "change.py")
     moved.write_text(OWN)
-    reopened(tmp_path / "run", (f"data.transform=[{moved}:darker]",), torch.device("cpu"))
+    reopen(tmp_path / "run", (f"data.transform=[{moved}:darker]",), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_a_wrong_one_is_refused_before_the_start(name, said, own, tmp_path):
 def test_tables_have_nothing_to_crop():
     table = assemble("t", np.zeros((4, 5), np.float32), np.arange(4) % 2, np.zeros(4, bool), 2, None)
     with pytest.raises(ConfigError, match="takes images, CxHxW; the samples are 5"):
-        transform_of(["random_crop"], torch.from_numpy(table.images))
+        load_transform(["random_crop"], torch.from_numpy(table.images))
 
 
 def test_keys_alone_decide(own):
-    transform = transform_of([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    transform = load_transform([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     images = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8)
     one, other = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
     assert not torch.equal(one, other) and torch.equal(one, transform(images, torch.tensor(1)))

@@ -15,7 +15,7 @@ import processes
 import quick_run
 from comparisons import state_of
 from pflmpi import global_generators, outside, tree
-from pflmpi.analysis.model import client_state
+from pflmpi.analysis.model import read_client_state_dict
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -1057,7 +1057,7 @@ def test_an_export_is_the_modules_own_state_dict(kind, tmp_path, monkeypatch):
     assert np.array_equal(oracle.fc.bias.detach().numpy(), state[head][1])
     (tmp_path / "run" / "modules.h5").unlink()
     with pytest.raises(CheckpointError, match=r"modules.h5 is missing"):
-        client_state(open_run(tmp_path / "run").round(), 1)
+        read_client_state_dict(open_run(tmp_path / "run").round(), 1)
 
 
 def test_the_comparison_can_be_switched_off(tmp_path):

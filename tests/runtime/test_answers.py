@@ -19,7 +19,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import count_trained, count_unseen
 from pflmpi.machine import Space
 from pflmpi.messages.kinds import Messages, Own, Rows, tensor, with_rows
-from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.client_state import tree_from_arrays
 from pflmpi.runtime.contract import check_declarations
 from pflmpi.store import run_folder
 
@@ -32,7 +32,7 @@ UNSEEN = {"evaluation": {"unseen": 0.2}}
 
 def states(folder, round):
     (_, arrays) = run_folder.read_clients(folder, round, np.arange(7))["cohort0"]
-    return from_flat(arrays)
+    return tree_from_arrays(arrays)
 
 
 def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp_path):

@@ -15,7 +15,7 @@ from pflmpi import tree
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, model_loss
-from pflmpi.models.padded_norm import OverRealSamples
+from pflmpi.models.padded_norm import MaskedBatchNorm
 from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
 
@@ -44,7 +44,7 @@ def _lane(x, real, mean, var, weights):
     """The normalised samples, the loss over real ones, and its gradient."""
 
     def of(weights):
-        with OverRealSamples(real):
+        with MaskedBatchNorm(real):
             z = F.batch_norm(x * weights[2], mean, var, weights[0], weights[1], training=True, momentum=0.3)
         return ((z**3).flatten(1).sum(1) * real).sum(), z
 
@@ -88,7 +88,7 @@ def test_what_is_in_the_padding_changes_no_bit():
 
 
 def test_a_loss_that_gives_the_model_another_batch_is_refused():
-    with OverRealSamples(torch.ones(3)), pytest.raises(ValueError, match="4 samples in training, and the batch has 3"):
+    with MaskedBatchNorm(torch.ones(3)), pytest.raises(ValueError, match="4 samples in training, and the batch has 3"):
         F.batch_norm(torch.randn(4, 2), torch.zeros(2), torch.ones(2), training=True)
 
 

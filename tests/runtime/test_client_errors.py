@@ -89,7 +89,7 @@ def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(how, wor
     with pytest.raises(PflmpiError, match=words.format(round=bad, client=client)) as caught:
         quick_run.run(raw, tmp_path / "stop", 2)
     assert caught.value.exit_code == 3
-    assert verify.newest_good(tmp_path / "stop")[0] == bad - 1
+    assert verify.find_newest_good(tmp_path / "stop")[0] == bad - 1
     assert quick_run.resume(tmp_path / "stop", ("runtime.client_errors=skip",), 3) == expected
 
 

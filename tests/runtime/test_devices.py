@@ -17,14 +17,14 @@ from pflmpi.runtime import devices
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import place_ranks
 from pflmpi.transports.detect import detect
-from pflmpi.transports.peers import Peer, names
+from pflmpi.transports.peers import Peer, describe_ranks
 from project import ROOT
 
 
 def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
     taken: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: taken.append(limit))
-    there = tuple(Gpu(f"GPU-{i}", "A100", 100 * devices.CONTEXT) for i in range(2))
+    there = tuple(Gpu(f"GPU-{i}", "A100", 100 * devices.CUDA_CONTEXT_BYTES) for i in range(2))
     five = place_ranks([Peer("a", rank, (0,), there) for rank in range(5)], RuntimeConfig(server="shared"))
     two = place_ranks([Peer("a", rank, (0,), there) for rank in range(2)], RuntimeConfig())
     for rank in range(5):
@@ -39,7 +39,7 @@ def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
 
 
 def test_ranks_whose_contexts_fill_a_gpu_are_refused():
-    small = (Gpu("GPU-0", "GTX", 2 * devices.CONTEXT),)
+    small = (Gpu("GPU-0", "GTX", 2 * devices.CUDA_CONTEXT_BYTES),)
     two = place_ranks([Peer("a", rank, (0,), small) for rank in range(2)], RuntimeConfig(server="shared"))
     with pytest.raises(ConfigError, match=r"2 ranks share a GPU of 1000 MiB,.* each takes 500 MiB .* fewer ranks"):
         devices.limit_memory(two, 0, RuntimeConfig())
@@ -82,7 +82,7 @@ def test_a_rank_in_another_namespace_of_processes_is_not_taken_for_ended():
 
 
 def test_many_names_are_cut():
-    assert names(range(20), []).endswith("rank 7 and 12 more")
+    assert describe_ranks(range(20), []).endswith("rank 7 and 12 more")
 
 
 @pytest.mark.slurm
@@ -145,9 +145,9 @@ def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)  # which needs a number
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     runtime = RuntimeConfig()
-    devices.fix_kernels(devices.own_device(runtime), runtime, TrainingConfig())
+    devices.fix_kernels(devices.choose_device(runtime), runtime, TrainingConfig())
     torch.use_deterministic_algorithms(False)
     assert [device.index for device in taken] == [0]
-    assert devices.own_device(RuntimeConfig(device="cpu")).type == "cpu"
+    assert devices.choose_device(RuntimeConfig(device="cpu")).type == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.own_device(runtime).type == "cpu"
+    assert devices.choose_device(runtime).type == "cpu"

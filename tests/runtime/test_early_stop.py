@@ -7,16 +7,16 @@ import processes
 import quick_run
 from every_algorithm import ON_ANY_MODEL
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.table import entries
-from pflmpi.cluster.status import format_progress, run_status, summarize_progress
+from pflmpi.analysis.table import compute_entries
+from pflmpi.cluster.status import format_progress, read_run_status, summarize_progress
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file, run_folder
-from pflmpi.sweep.pending import cell_task, run_state
-from pflmpi.sweep.table import SweepTable, cells
+from pflmpi.sweep.pending import find_run_state, plan_cell
+from pflmpi.sweep.table import SweepTable, list_cells
 
 ROUNDS = 12
 # No accuracy rises by more than 1, so that the first one stays the best: the run ends 3 rounds after it.
@@ -96,15 +96,15 @@ def test_one_value_of_the_section_can_be_overridden(tmp_path):
 def test_every_command_knows_that_it_has_ended(tmp_path, capsys):
     run = tmp_path / "run"
     quick_run.run(settings(), run)
-    status = run_status(run)
+    status = read_run_status(run)
     assert status is not None and status.done
     assert "stopped early: accuracy_mean" in "\n".join(format_progress(status, None))
     assert "round 4 of 12, stopped early" in summarize_progress(status, None)
-    state = run_state(run, parse(settings()))
+    state = find_run_state(run, parse(settings()))
     assert (state.state, state.done) == ("done", 4)
-    longer = run_state(run, parse(settings(stop={**STOP, "patience": 6})))
+    longer = find_run_state(run, parse(settings(stop={**STOP, "patience": 6})))
     assert (longer.state, longer.changes) == ("continue", {"training.stop": {**STOP, "patience": 6}})
-    assert run_state(run, parse(settings(stop=None))).changes == {"training.stop": None}
+    assert find_run_state(run, parse(settings(stop=None))).changes == {"training.stop": None}
     assert open_run(run).stopped_early.startswith("accuracy_mean")
     assert quick_run.command(["inspect", str(run)]) == 0
     assert "stopped early" in capsys.readouterr().out
@@ -246,10 +246,10 @@ def test_a_stopped_run_is_a_finished_cell(tmp_path):
         columns={"digits": {}},
         rows={"Local": {"algorithm": {"name": "local"}}},
     )
-    listed = cells(table, (), None)
+    listed = list_cells(table, (), None)
     quick_run.run(listed[0].raw, listed[0].run(tmp_path))
     listed[0].config(tmp_path).write_text(yaml.safe_dump(listed[0].raw))
-    assert cell_task(listed[0], parse(listed[0].raw), tmp_path, 1).state == "done"
-    (entry,) = entries(table, listed, tmp_path)
+    assert plan_cell(listed[0], parse(listed[0].raw), tmp_path, 1).state == "done"
+    (entry,) = compute_entries(table, listed, tmp_path)
     assert (entry.finished, entry.seeds, entry.state) == (1, 1, "")
     assert entry.ours is not None

@@ -9,12 +9,12 @@ import sklearn.metrics as oracle
 
 import quick_run
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.selection import named
+from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series.accuracy import plot_further_measures, plot_main_measure
-from pflmpi.analysis.table import pick
+from pflmpi.analysis.table import pick_value
 from pflmpi.errors import ConfigError
 from pflmpi.learning.measures import MEASURES
-from pflmpi.runtime.counts import Counts, figures
+from pflmpi.runtime.counts import Counts, compute_metrics
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.table import SweepTable
 
@@ -76,7 +76,7 @@ def test_the_calibration_error_is_that_of_its_definition():
 def test_the_worst_tenth_has_the_highest_errors_and_the_lowest_scores():
     total = np.array([[1], [3], [0]])
     values = {"rmse": np.array([1.0, 2.0, np.nan]), "auroc": np.array([0.5, 1.0, np.nan])}
-    found = figures(Counts(total, total, total, np.zeros(3), values))
+    found = compute_metrics(Counts(total, total, total, np.zeros(3), values))
     assert (found["rmse_mean"], found["rmse_weighted"], found["rmse_bottom"]) == (1.5, 7 / 4, 2.0)
     assert (found["auroc_mean"], found["auroc_weighted"], found["auroc_bottom"]) == (0.75, 3.5 / 4, 0.5)
 
@@ -158,13 +158,15 @@ def test_pages_tables_evaluations_and_early_stops_have_them(tmp_path, capsys):
     quick_run.run(raw, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert len(run.columns["round"]) == 3 and "auroc_mean has not improved" in run.stopped_early
-    drawn = {plot.name: plot for plot in (plot_main_measure(named([run])), *plot_further_measures(named([run])))}
+    drawn = {
+        plot.name: plot for plot in (plot_main_measure(name_runs([run])), *plot_further_measures(name_runs([run])))
+    }
     assert (
         "lower values" in drawn["calibration_error_mean_over_rounds"].caption and "accuracy_mean_over_rounds" in drawn
     )
     assert drawn["auroc_over_rounds"].curves[0].y.tolist() == run.columns["auroc_mean"].tolist()
-    assert pick(run.columns, "auroc_mean", "best") == run.columns["auroc_mean"].max()
-    assert pick(run.columns, "calibration_error_mean", "best") == run.columns["calibration_error_mean"].min()
+    assert pick_value(run.columns, "auroc_mean", "best") == run.columns["auroc_mean"].max()
+    assert pick_value(run.columns, "calibration_error_mean", "best") == run.columns["calibration_error_mean"].min()
     assert run.clients_table()["auroc"].notna().any()
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "-o", str(tmp_path / "clients.csv")]) == 0
     assert f"{run.columns['auroc_mean'][-1]:.4f}" in capsys.readouterr().out

@@ -153,7 +153,7 @@ def test_it_is_logged_recorded_and_shown_and_grows_with_a_resume(tmp_path, caplo
     assert first == statement() and caplog.messages.count(first) == 1
     assert first in "\n".join(describe_folder(run, {"PATH": str(tmp_path)}))
     quick_run.resume(run, ("training.rounds=8",), 1)
-    second = stored.verified(run)[0]["recorded"]["privacy"]
+    second = stored.read_verified(run)[0]["recorded"]["privacy"]
     assert second == statement(training={"rounds": 8, "participation": 0.5}) and epsilons(second) > epsilons(first)
     (run / "config.yaml").unlink()
     assert stored.read(run)["recorded"]["privacy"] == second, "checkpoints have it too"

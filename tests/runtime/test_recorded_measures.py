@@ -18,7 +18,7 @@ from pflmpi.data import dataset, loading, unseen
 from pflmpi.experiment.build import prepare
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime import round_report
-from pflmpi.runtime.counts import Counts, figures
+from pflmpi.runtime.counts import Counts, compute_metrics
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.testing.conformance import EXECUTORS
 from thread_transport import run_ranks
@@ -78,13 +78,13 @@ def test_macro_f1_is_that_of_scikit_learn_for_each_client():
     expected = [f1_score(y, p, average="macro") for y, p in zip(labels, predictions, strict=True)]
     found = counted(labels, predictions, 5)
     np.testing.assert_allclose(found.macro_f1, expected, rtol=1e-12)
-    assert np.isclose(figures(found)["f1_macro"], np.mean(expected))
+    assert np.isclose(compute_metrics(found)["f1_macro"], np.mean(expected))
 
 
 def test_figures_leave_out_clients_without_samples():
     hits = np.array([[1, 0], [2, 2], [0, 0], [0, 1]])
     counts = Counts(hits, hits, np.array([[2, 0], [2, 2], [0, 0], [3, 1]]), np.array([1.0, 2.0, 0.0, 6.0]))
-    found = figures(counts)
+    found = compute_metrics(counts)
     assert found["accuracy_mean"] == np.mean([0.5, 1, 0.25]) and found["accuracy_weighted"] == 6 / 10
     assert found["accuracy_bottom"] == 0.25 and found["accuracy_std"] == np.std([0.5, 1, 0.25])
     assert found["test_loss"] == np.mean([0.5, 0.5, 1.5]) and np.isnan(counts.accuracy[2])
@@ -94,7 +94,7 @@ def test_figures_leave_out_clients_without_samples():
 def test_the_bottom_tenth_is_the_mean_of_the_lowest_clients():
     total = np.full((30, 1), 100)
     hits = np.random.default_rng(0).permutation(30).reshape(30, 1)
-    assert np.isclose(figures(Counts(hits, hits, total, np.zeros(30)))["accuracy_bottom"], 0.01)
+    assert np.isclose(compute_metrics(Counts(hits, hits, total, np.zeros(30)))["accuracy_bottom"], 0.01)
 
 
 SECONDS = [(0.0, 0.0), (3.0, 1.0), (1.0, 1.0)]  # of training and of testing
@@ -133,7 +133,7 @@ def table(tmp_path):
 
 def of_another_library(found, samples=None):
     """The figures of a library that adds up differently, much exaggerated."""
-    ours = dataset.standardised(found, samples)
+    ours = dataset.standardise(found, samples)
     return replace(ours, mean=tuple(value + 0.1 for value in ours.mean), std=tuple(2 * value for value in ours.std))
 
 

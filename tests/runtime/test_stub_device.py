@@ -97,7 +97,7 @@ def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model
     replay._traces.cache_clear()
     with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
         found = stub_run.run(raw, True)
-    with replay.step_by_step():
+    with replay.without_replay():
         taken = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
         torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)

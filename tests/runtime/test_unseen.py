@@ -19,7 +19,7 @@ from pflmpi.errors import DataError
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs
 from pflmpi.messages.groups import clients_of
-from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.client_state import tree_from_arrays
 from pflmpi.store import metrics_file, run_folder
 from planned_run import planned
 
@@ -70,7 +70,7 @@ def test_a_newcomer_of_fedavg_predicts_with_the_global_model(tmp_path):
     quick_run.run(raw, tmp_path)
     experiment = prepared(raw)
     task, everyone = experiment.tasks[0], experiment.division.everyone
-    model = tree.part(from_flat(run_folder.read_server(tmp_path, 3)), "model")
+    model = tree.part(tree_from_arrays(run_folder.read_server(tmp_path, 3)), "model")
     for client, correct in zip((7, 8), run_folder.read_metrics(tmp_path, 3)["unseen_correct"], strict=True):
         samples = everyone.test[client]
         scores = task.predict(model, task.prepare(torch.from_numpy(everyone.dataset.images[samples])))
@@ -84,7 +84,7 @@ def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path):
     unseen = setup(experiment, 1, 1).unseen
     assert unseen is not None
     task, dataset = experiment.tasks[0], experiment.federation.dataset
-    body = tree.part(from_flat(run_folder.read_server(tmp_path, 3)), "shared")
+    body = tree.part(tree_from_arrays(run_folder.read_server(tmp_path, 3)), "shared")
     for client, correct in zip((7, 8), run_folder.read_metrics(tmp_path, 3)["unseen_correct"], strict=True):
         head, lr = tree.part(task.of_client(client).init(), "head"), task.training.learning_rate(4)
         for samples in unseen.executor.order(client, 4, "train", unseen.algorithm.passes(task, 4)["train"], {}):

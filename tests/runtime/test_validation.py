@@ -11,20 +11,20 @@ import yaml
 import quick_run
 from pflmpi.analysis.metrics import find_best_round
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.summary import results
-from pflmpi.analysis.table import entries, pick, printed
-from pflmpi.cluster.status import run_status
+from pflmpi.analysis.summary import summarize_run
+from pflmpi.analysis.table import compute_entries, format_tables, pick_value
+from pflmpi.cluster.status import read_run_status
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import evaluation
 from pflmpi.experiment import run as experiment
 from pflmpi.experiment.build import load_federation, prepare
-from pflmpi.experiment.restore import reopened
+from pflmpi.experiment.restore import reopen
 from pflmpi.experiment.run import RankContext
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
-from pflmpi.learning.main_measure import measured_rounds
+from pflmpi.learning.main_measure import summarize_rounds
 from pflmpi.store import metrics_file, run_folder
-from pflmpi.sweep.table import SweepTable, cells
+from pflmpi.sweep.table import SweepTable, list_cells
 from pflmpi.testing.conformance import EXECUTORS
 from pflmpi.transports.inprocess import InProcessTransport
 
@@ -50,7 +50,7 @@ def test_the_validation_figures_are_those_of_a_test_on_these_samples(executor, a
     for name in one:
         if not name.startswith("seconds"):
             np.testing.assert_array_equal(one[name], three[name], err_msg=name)
-    rebuilt = evaluation.tested_on(reopened(tmp_path / "1", ()), "validation", None, unseen=False)
+    rebuilt = evaluation.replace_test_samples(reopen(tmp_path / "1", ()), "validation", None, unseen=False)
     counts = evaluation.count_trained(rebuilt, tmp_path / "1", 2, lambda *_: None)
     held_out = load_federation(configuration.parse(raw)).num_validation
     np.testing.assert_array_equal(one["validation_total"], held_out)
@@ -102,9 +102,9 @@ def test_validation_chooses_the_round_whose_test_figure_is_shown():
         "unseen_accuracy_mean": np.array([1, 2, 3.0])
     }
     assert find_best_round(columns) == 2 and find_best_round({"accuracy_mean": columns["accuracy_mean"]}) == 1
-    assert pick(columns, "mean", "best") == 60 and pick(columns, "spread", "best") == 30
-    assert pick(columns, "unseen", "best") == 300
-    assert pick({name: columns[name] for name in ("accuracy_mean", "accuracy_std")}, "spread", "best") == 20
+    assert pick_value(columns, "mean", "best") == 60 and pick_value(columns, "spread", "best") == 30
+    assert pick_value(columns, "unseen", "best") == 300
+    assert pick_value({name: columns[name] for name in ("accuracy_mean", "accuracy_std")}, "spread", "best") == 20
 
 
 def test_a_round_without_a_validation_figure_is_not_chosen():
@@ -113,9 +113,11 @@ def test_a_round_without_a_validation_figure_is_not_chosen():
     untested = {**some, "accuracy_mean": np.array([np.nan, 0.9, 0.6])}
     for columns, chosen in ((some, 0), (none, None), (untested, 2)):
         value = math.nan if chosen is None else 100 * columns["accuracy_mean"][chosen]
-        assert find_best_round(columns) == chosen and pick(columns, "mean", "best") == pytest.approx(value, nan_ok=True)
+        assert find_best_round(columns) == chosen and pick_value(columns, "mean", "best") == pytest.approx(
+            value, nan_ok=True
+        )
         lines = [dict(zip(columns, map(str, values), strict=True)) for values in zip(*columns.values(), strict=True)]
-        assert measured_rounds({}, lines).best == (
+        assert summarize_rounds({}, lines).best == (
             None if chosen is None else pytest.approx({name: values[chosen] for name, values in columns.items()})
         )
 
@@ -156,10 +158,10 @@ def run(tmp_path_factory):
 def test_what_shows_a_run_shows_the_round_that_validation_chose(run, capsys):
     opened = open_run(run)
     chosen = int(opened.columns["validation_accuracy_mean"].argmax())
-    line = results(opened)
+    line = summarize_run(opened)
     assert line["in round"] == chosen + 1 and line["best (%)"] == 100 * opened.columns["accuracy_mean"][chosen]
     assert line["validation (%)"] == 100 * opened.columns["validation_accuracy_mean"][chosen]
-    status = run_status(run)
+    status = read_run_status(run)
     assert status and status.best and status.best[1] == chosen + 1
     table = opened.clients_table([4])
     assert (table["validation_samples"] == opened.counts.validation.sum(1)).all()
@@ -189,11 +191,11 @@ def test_a_table_says_what_chose_its_rounds(tmp_path):
     table = SweepTable.model_validate(
         {"title": "t", "source": "none", "seeds": [3], "columns": {"c": raw_of(raw)}, "rows": {"r": {}}}
     )
-    (cell,) = cells(table, [], None)
+    (cell,) = list_cells(table, [], None)
     quick_run.run(raw, cell.run(tmp_path))
     cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
-    filled = entries(table, [cell], tmp_path)
-    assert filled[0].by_validation and "best round by validation, percent" in printed(table, filled)[0].caption
+    filled = compute_entries(table, [cell], tmp_path)
+    assert filled[0].by_validation and "best round by validation, percent" in format_tables(table, filled)[0].caption
 
 
 def raw_of(raw):

@@ -9,7 +9,7 @@ import scale_folder
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.scaling.extrapolation import fit
-from pflmpi.scaling.results import results
+from pflmpi.scaling.results import read_results
 
 FIRST, SERIAL = 2.0, 0.125
 
@@ -21,7 +21,7 @@ def strong(ranks):
 
 def test_the_serial_fraction_of_amdahls_law_is_found_again(tmp_path):
     found = scale_folder.scaling([1, 2, 4])
-    law = fit(results(scale_folder.measured(tmp_path / "s", found, strong)), 1000)
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, strong)), 1000)
     assert law.first == pytest.approx(2.0) and law.serial.value == pytest.approx(0.125)
     assert law.seconds(1000).value == pytest.approx(0.25 + 1.75 / 1000, rel=1e-6)
     assert law.serial.high - law.serial.low < 1e-4, "nothing is uncertain"
@@ -30,7 +30,8 @@ def test_the_serial_fraction_of_amdahls_law_is_found_again(tmp_path):
 def test_in_weak_experiments_the_serial_part_grows_with_the_work(tmp_path):
     found = scale_folder.scaling([1, 2, 4], "weak")
     law = fit(
-        results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": r * strong(r)["seconds"]})), 1000
+        read_results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": r * strong(r)["seconds"]})),
+        1000,
     )
     assert law.serial.value == pytest.approx(0.125) and law.seconds(8).value == pytest.approx(8 * 0.25 + 1.75)
 
@@ -41,7 +42,7 @@ def test_points_that_scatter_make_the_interval_wide_and_it_holds_the_truth(tmp_p
     def noisy(ranks):
         return {"seconds": strong(ranks)["seconds"] + 0.05 * float(drawn.standard_normal())}
 
-    law = fit(results(scale_folder.measured(tmp_path / "s", found, noisy)), 1000)
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, noisy)), 1000)
     assert law.serial.low < SERIAL < law.serial.high
     assert 0.01 < law.serial.high - law.serial.low < 0.2
     assert law.seconds(1000).low < strong(1000)["seconds"] < law.seconds(1000).high
@@ -49,15 +50,15 @@ def test_points_that_scatter_make_the_interval_wide_and_it_holds_the_truth(tmp_p
 
 def test_what_scales_perfectly_has_no_serial_fraction_below_zero(tmp_path):
     found = scale_folder.scaling([1, 2, 4])
-    law = fit(results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": 2 / r**1.2})), 1000)
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": 2 / r**1.2})), 1000)
     assert law.serial.value == pytest.approx(0, abs=1e-6) and law.serial.low == 0
 
 
 def test_too_few_points_and_ranks_that_share_a_machine_are_refused(tmp_path):
-    two = results(scale_folder.measured(tmp_path / "two", scale_folder.scaling([1, 2])))
+    two = read_results(scale_folder.measured(tmp_path / "two", scale_folder.scaling([1, 2])))
     with pytest.raises(ConfigError, match=r"--to needs 3 numbers of ranks that were measured, and there are 2"):
         fit(two, 1000)
-    packed = results(scale_folder.measured(tmp_path / "packed", scale_folder.scaling([1, 2, 4], "packing")))
+    packed = read_results(scale_folder.measured(tmp_path / "packed", scale_folder.scaling([1, 2, 4], "packing")))
     with pytest.raises(ConfigError, match="says nothing of more machines"):
         fit(packed, 1000)
 

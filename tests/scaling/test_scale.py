@@ -14,7 +14,7 @@ from pflmpi import machine
 from pflmpi.config.load import parse
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
-from pflmpi.scaling.results import PARTS, readable, results, write_table
+from pflmpi.scaling.results import PARTS, format_table, read_results, write_table
 from pflmpi.scaling.running import scaling_of
 
 MB = 2**20
@@ -61,7 +61,7 @@ def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
             return {"seconds": 6, "compute_seconds": 5, "evaluation_seconds": 0.5, "checkpoint_seconds": 0.25}
         return {"seconds": 4, "compute_seconds": 3, "waiting_seconds": 0.5, "evaluation_seconds": 0.25}
 
-    found = results(scale_folder.measured(tmp_path, scale_folder.scaling([1, 2]), seconds))
+    found = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([1, 2]), seconds))
     one, two = found.points
     assert (one.seconds, two.seconds, found.speed_up(two), found.efficiency(two)) == (6, 4, 1.5, 0.75)
     assert one.parts == dict(zip(PARTS, (4.5, 0.5, 0.75, 0.0, 0.25), strict=True))
@@ -73,7 +73,7 @@ def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
 @pytest.mark.parametrize(("mode", "speed_up", "efficiency"), [("weak", 8.0, 4.0), ("packing", 4.0, 4.0)])
 def test_what_is_ideal_depends_on_the_mode(mode, speed_up, efficiency, tmp_path):
     """The helper's rounds become shorter with the ranks, which in these modes they do not really."""
-    found = results(scale_folder.measured(tmp_path, scale_folder.scaling([2, 8], mode)))
+    found = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([2, 8], mode)))
     assert (found.speed_up(found.points[1]), found.efficiency(found.points[1])) == (
         speed_up * (2 if mode == "weak" else 1),
         efficiency,
@@ -87,15 +87,15 @@ def test_points_with_the_same_clients_and_threads_must_have_the_same_bits(mode, 
     by_ranks = scale_folder.measured(
         tmp_path / "a", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.ranks)
     )
-    assert [point.same_bits for point in results(by_ranks).points] == same
+    assert [point.same_bits for point in read_results(by_ranks).points] == same
     by_repeat = scale_folder.measured(
         tmp_path / "b", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.repeat)
     )
-    found = results(by_repeat)
+    found = read_results(by_repeat)
     assert not any(point.same_bits for point in found.points)
     assert (
         found.problems == ["results differ between ranks or repeats on 1, 2 ranks"]
-        and readable(found)[1][0][-1] == "different"
+        and format_table(found)[1][0][-1] == "different"
     )
 
 
@@ -112,7 +112,7 @@ def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
     found = scale_folder.scaling([1, 2])
     out = scale_folder.measured(tmp_path, found)
     records.record_failure(runs(found)[-1], out, "no memory is left")
-    write_table(results(out))
+    write_table(read_results(out))
     with open(out / "scale.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["ranks"], line["repeat"], line["problem"]) for line in lines] == [
@@ -125,7 +125,7 @@ def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
     assert {line["cpu"] for line in lines[:3]} == {"Old Faithful"} and {line["commit"] for line in lines[:3]} == {
         "abc+"
     }
-    assert results(out).problems == ["2 ranks, repeat 2: no memory is left"]
+    assert read_results(out).problems == ["2 ranks, repeat 2: no memory is left"]
 
 
 @pytest.mark.slow

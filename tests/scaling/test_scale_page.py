@@ -12,7 +12,7 @@ from pflmpi.cli import main
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.page import plot_figures
-from pflmpi.scaling.results import PARTS, results
+from pflmpi.scaling.results import PARTS, read_results
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def strong(tmp_path):
 
 
 def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong):
-    by_name = {plot.name: plot for plot in plot_figures({"strong": results(strong)})}
+    by_name = {plot.name: plot for plot in plot_figures({"strong": read_results(strong)})}
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves

@@ -175,7 +175,7 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(name, value, runs, t
     path = with_attribute(run, name, value)
     problems = verify.problems(run, 3)
     assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
-    assert verify.newest_good(run)[0] == 2
+    assert verify.find_newest_good(run)[0] == 2
 
 
 def test_a_configuration_in_a_checkpoint_that_is_none_is_one_error(runs, tmp_path):
@@ -204,7 +204,7 @@ def test_a_model_is_exported_whatever_the_configuration_says_of_it(config, runs,
 def test_a_run_continues_from_the_round_before_an_exchanged_file(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     renamed_round(run, runs[1])
-    assert verify.newest_good(run)[0] == 2
+    assert verify.find_newest_good(run)[0] == 2
     assert quick_run.resume(run, ("training.rounds=3",), 3) == quick_run.digest(runs[0])
 
 
@@ -256,11 +256,11 @@ def test_a_finished_run_without_its_metrics_has_new_ones_and_goes_on_from_them(r
     run = shutil.copytree(runs[0], tmp_path / "run")
     metrics_file.path(run).unlink()
     quick_run.resume(run)
-    opened, lost = open_run(run), metrics_file.text(run)
+    opened, lost = open_run(run), metrics_file.read_bytes(run)
     assert opened.notes == ["metrics of round 1-3 are lost: totals, and costs to a target, are unknown"]
     assert not problems(run)
     opened.fork(tmp_path / "fork", round=2)
-    assert metrics_file.text(tmp_path / "fork") == b"".join(lost.splitlines(keepends=True)[:3])
+    assert metrics_file.read_bytes(tmp_path / "fork") == b"".join(lost.splitlines(keepends=True)[:3])
     assert main(["export", str(run), "--all", "-o", str(tmp_path / "one.h5")]) == 0
     assert main(["inspect", str(tmp_path / "one.h5"), "--verify"]) == 0
     metrics_file.path(run).write_bytes(lost.replace(b"\n2,0", b"\n2,1"))

@@ -47,4 +47,4 @@ def test_a_shard_is_not_read_again_when_it_has_been_written(tmp_path):
     with mock.patch.object(checksums.os, "pread", noted):
         write_shard(path, {"cohort0": (np.arange(9), leaves)})
     assert sum(map(len, read)) < leaves["weight"].nbytes // 2
-    assert checked_hdf5.damage(path) is None, "the checksum of the file is that of its bytes"
+    assert checked_hdf5.find_damage(path) is None, "the checksum of the file is that of its bytes"

@@ -70,7 +70,7 @@ def _readers(run: Path) -> list[Callable[[], object]]:
     return [
         lambda: verify.problems(run, 1),
         lambda: stored.read(run),
-        lambda: verify.newest_good(run),
+        lambda: verify.find_newest_good(run),
         lambda: run_folder.digest(run, 1),
         lambda: run_folder.read_clients(run, 1, np.arange(7)),
         lambda: run_folder.read_server(run, 1),

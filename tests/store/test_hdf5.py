@@ -95,7 +95,10 @@ def test_a_large_array_is_written_in_one_call_and_not_read_again(tmp_path, monke
     checked_hdf5.write(tmp_path / "file.h5", fill)
     assert 8 << 20 in written and 1 << 21 in written and max(written) == 8 << 20
     assert sum(read_again) < 1 << 16
-    assert checked_hdf5.damage(tmp_path / "file.h5") is None and checked_hdf5.damaged_arrays(tmp_path / "file.h5") == []
+    assert (
+        checked_hdf5.find_damage(tmp_path / "file.h5") is None
+        and checked_hdf5.damaged_arrays(tmp_path / "file.h5") == []
+    )
     with h5py.File(tmp_path / "file.h5") as file:
         assert all(np.array_equal(file[name][()], array) for name, array in arrays.items())
 

@@ -126,7 +126,7 @@ def test_digest_verification_and_export_do_not_depend_on_it(run, tmp_path):
         assert verify.problems(run, round) == []
     for compress in (False, True):
         one_file.write(tmp_path / "one.h5", run, 1, compress, lambda done, of: None)
-        assert verify.elsewhere(tmp_path / "one.h5") is None
+        assert verify.explain_not_a_run(tmp_path / "one.h5") is None
         assert one_file.digest(tmp_path / "one.h5") == digest
 
 

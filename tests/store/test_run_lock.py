@@ -53,11 +53,11 @@ def rewrite(run, **changes):
 def test_a_second_process_is_refused_by_name_until_the_first_is_killed(other, tmp_path, caplog):
     with pytest.raises(CheckpointError, match=rf"written by process {other.pid} on .* since .*--take-over"):
         take(tmp_path)
-    found = run_lock.owner(tmp_path)
+    found = run_lock.find_owner(tmp_path)
     assert found is not None and found.process == other.pid
     other.kill()
     other.wait()
-    assert run_lock.owner(tmp_path) is None
+    assert run_lock.find_owner(tmp_path) is None
     take(tmp_path)
     assert f"process {other.pid}" in caplog.text and "that process has ended" in caplog.text
     assert list(tmp_path.iterdir()) == []
@@ -104,7 +104,7 @@ def test_the_same_job_restarted_is_its_own_predecessor(other, tmp_path):
 
 def test_a_copied_folder_is_not_locked(other, tmp_path):
     copy = shutil.copytree(tmp_path, tmp_path / "copy")
-    assert run_lock.path(copy).exists() and run_lock.owner(copy) is None
+    assert run_lock.path(copy).exists() and run_lock.find_owner(copy) is None
     take(copy)
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_lock_is_that_of_an_unknown_process(other, tmp_path, monkeypat
 @pytest.mark.parametrize("text", ["[" * 100_000, "3", '{"token": "x"}'], ids=range(3))
 def test_what_is_no_lock_names_no_owner(text, tmp_path):
     run_lock.path(tmp_path).write_text(text)
-    assert run_lock.owner(tmp_path) is None and run_lock.token_of(run_lock.path(tmp_path)) is None
+    assert run_lock.find_owner(tmp_path) is None and run_lock.read_token(run_lock.path(tmp_path)) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000 + "\n", "3\n", "", '{"event": "end"}\n'], ids=range(4))

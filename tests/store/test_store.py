@@ -57,7 +57,7 @@ def test_every_round_reads_back_as_written_by_changing_ranks(run, cohort_of, see
     assert run_folder.rounds(run) == [0, 1, 2, 3, 4]
     assert [run_folder.digest(run, round) for round in range(5)] == digests
     assert [verify.problems(run, round) for round in range(5)] == [[]] * 5
-    assert verify.newest_good(run) == (4, [])
+    assert verify.find_newest_good(run) == (4, [])
 
 
 def test_layout_follows_each_client_to_its_newest_row():
@@ -265,11 +265,11 @@ def test_digest_detects_any_difference():
 
 def test_reading_names_what_is_missing(run):
     with pytest.raises(CheckpointError, match=r"run is no folder; name the folder that `pflmpi run` printed"):
-        verify.newest_good(run)
+        verify.find_newest_good(run)
     world = World(run, ONE, 0)
     (run / "notes.txt").write_text("")
     with pytest.raises(CheckpointError, match=r"no checkpoint: it holds notes\.txt, and no round_00000\.h5"):
-        verify.newest_good(run)
+        verify.find_newest_good(run)
     assert run_folder.rounds(run) == [] == run_folder.rounds(run / "nowhere")
     world.save(0, ranks=1)
     with pytest.raises(CheckpointError, match=r"round_00007\.h5 is missing"):

@@ -51,7 +51,7 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
             dying = Dying(patch, step)
             with contextlib.suppress(Killed):
                 world.save(1, ranks=2)
-        done, problems = verify.newest_good(world.run)
+        done, problems = verify.find_newest_good(world.run)
         outcomes.append(done)
         assert problems == []
         assert run_folder.digest(world.run, done) == digests[done]
@@ -60,7 +60,7 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
         world.layout = run_folder.read_layout(world.run, done)
         world.changed[:] = True
         world.save(done + 1, ranks=3)
-        assert verify.newest_good(world.run) == (done + 1, [])
+        assert verify.find_newest_good(world.run) == (done + 1, [])
         assert run_folder.digest(world.run, done + 1) == digests[1]
         assert not list(world.run.rglob("*.tmp"))
         if not dying.dead:
@@ -150,14 +150,14 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world):
     world.train(np.array([5]))
     world.save(2, ranks=1)
     flip(world.run / "round_00002.h5", "server/head/bias")
-    done, problems = verify.newest_good(world.run)
+    done, problems = verify.find_newest_good(world.run)
     assert done == 1 and len(problems) == 1 and "round_00002.h5 is damaged" in problems[0]
     (world.run / "round_00001.h5").write_bytes(b"")
-    done, problems = verify.newest_good(world.run)
+    done, problems = verify.find_newest_good(world.run)
     assert done == 0 and len(problems) == 2
     shutil.rmtree(world.run / "shards")
     with pytest.raises(CheckpointError, match=r"no good checkpoint among 3: .*round_00002.* is missing; restore"):
-        verify.newest_good(world.run)
+        verify.find_newest_good(world.run)
 
 
 def test_a_run_that_goes_on_and_deletes_what_is_looked_at_is_looked_at_again(world, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_and_deletes_what_is_looked_at_is_looked_at_again(wor
         return look(run, round)
 
     monkeypatch.setattr(verify, "problems", late)
-    assert verify.newest_good(world.run) == (2, [])
+    assert verify.find_newest_good(world.run) == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world, small, cal
             world.save(2, ranks=2)
     assert not list(world.run.rglob("*.tmp"))
     assert {path: path.read_bytes() for path in before} == before
-    assert verify.newest_good(world.run) == (1, [])
+    assert verify.find_newest_good(world.run) == (1, [])
 
 
 def test_an_error_of_a_library_without_a_number_is_shown(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     expected = r"cannot write one\.h5: .*file signature not found.*; fix that, or choose another -o"
-    with pytest.raises(ConfigError, match=expected), atomic.refusing("one.h5", "choose another -o"):
+    with pytest.raises(ConfigError, match=expected), atomic.as_config_error("one.h5", "choose another -o"):
         h5py.File(tmp_path / "text.h5")
 
 
@@ -213,4 +213,4 @@ def test_short_writes_are_continued(world, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, position: real(descriptor, content[:10], position))
     world.train(np.arange(world.n))
     world.save(2, ranks=2)
-    assert verify.newest_good(world.run) == (2, [])
+    assert verify.find_newest_good(world.run) == (2, [])

@@ -72,7 +72,7 @@ def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run):
     pruning.prune(run, 1)
     assert run_folder.rounds(run) == [1, 2]
     assert sorted((run / "shards").iterdir()) == shards
-    assert verify.newest_good(run)[0] == 1
+    assert verify.find_newest_good(run)[0] == 1
 
 
 def test_killed_while_pruning_every_remaining_round_is_intact(run, tmp_path):

@@ -69,7 +69,7 @@ def test_an_error_of_the_writer_names_the_file_the_last_round_and_the_way_out(tm
     )
     assert ran == []
     writer.abandon()
-    assert verify.newest_good(world.run) == (1, [])
+    assert verify.find_newest_good(world.run) == (1, [])
 
 
 def test_any_error_of_a_job_reaches_the_main_thread():

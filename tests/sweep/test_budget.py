@@ -15,7 +15,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.forecast.budget import Budget, config_without_seed, seconds_per_round, work_per_round
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
-from pflmpi.sweep.table import Cell, cells, load
+from pflmpi.sweep.table import Cell, list_cells, load
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
     seven = {"row": "Local", "set": {"training": {"steps": 7, "participation": 1.0}}}
     too_many = {"row": "FedAvg", "set": {"partition": {"name": "iid", "clients": 5000}}}
     table = load(table_file.write(tmp_path, columns={"few": {}}, exceptions=[seven, too_many]))
-    tasks = [(CellTask(cell, "start", 0, 2, ("run",)), parse(cell.raw)) for cell in cells(table, (), None)]
+    tasks = [(CellTask(cell, "start", 0, 2, ("run",)), parse(cell.raw)) for cell in list_cells(table, (), None)]
     counts: list[tuple[int, int]] = []
     work = work_per_round(tasks, lambda done, total: counts.append((done, total)))
     assert counts == [(0, 2), (1, 2)], "one seed stands for the others"

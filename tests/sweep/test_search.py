@@ -10,13 +10,13 @@ import yaml
 from scipy import stats
 
 import table_file
-from pflmpi.analysis.metrics import interval
+from pflmpi.analysis.metrics import compute_margin_of_error
 from pflmpi.cli import main
 from pflmpi.commands.search import paired_test
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search
-from pflmpi.sweep.table import SweepTable, load, selected
+from pflmpi.sweep.table import SweepTable, load, load_cells
 
 BASE = {
     **table_file.TABLE["base"],
@@ -36,7 +36,7 @@ def write(folder, **changes):
 
 
 def drawn(path, budget, seed=2):
-    return search.trials(load(path), selected(path, [], 1, []), budget, seed)
+    return search.draw_trials(load(path), load_cells(path, [], 1, []), budget, seed)
 
 
 def lines(path):
@@ -79,7 +79,7 @@ def test_a_table_overrides_ranges_by_row(tmp_path):
 
 def test_what_an_override_sets_is_not_drawn(tmp_path):
     path, overrides = write(tmp_path), ["training.lr=0.05", "algorithm={name: fedprox}"]
-    found = search.trials(load(path), selected(path, overrides, 1, []), 3, 2, overrides)
+    found = search.draw_trials(load(path), load_cells(path, overrides, 1, []), 3, 2, overrides)
     for of_cell in found.values():
         assert [trial.raw["training"]["lr"] for trial in of_cell] == [0.05] * 3
         assert all(set(trial.values) == {"algorithm.prox_weight"} for trial in of_cell[1:])
@@ -92,9 +92,9 @@ def test_what_has_no_effect_in_a_row_is_not_drawn_and_refused_where_the_table_sa
     assert set(found["oneavg", "few"][1].values) == {"training.lr", "algorithm.head_lr"}
     ranges = {"oneavg": {"algorithm.critical_share": [0.1, 0.2]}}
     trial = drawn(path := write(tmp_path, rows=rows, search=ranges), 2)["oneavg", "few"][1]
-    search.write(search.step_table(load(path), [trial], 0, 1, 2), tmp_path / "step1.yaml")
+    search.write_table(search.build_step_table(load(path), [trial], 0, 1, 2), tmp_path / "step1.yaml")
     with pytest.raises(ConfigError, match=r"algorithm.critical_share = 0\.. has an effect with algorithm.variant"):
-        selected(tmp_path / "step1.yaml", [], None, [])
+        load_cells(tmp_path / "step1.yaml", [], None, [])
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_a_cosine_over_all_rounds_is_said_in_numbers_so_that_a_trial_can_go_on(t
 def test_the_tuned_table_has_the_settings_of_each_cell_and_the_seeds_of_the_table(tmp_path):
     path = write(tmp_path, rows={"Fed[1]": ROWS["FedAvg"], "Fed*": ROWS["FedProx"]})
     found = drawn(path, 3)
-    tuned = search.tuned_table(load(path), [found["Fed[1]", "few"][1], found["Fed*", "few"][2]], 3)
-    search.write(tuned, tmp_path / "tuned.yaml")
+    tuned = search.build_tuned_table(load(path), [found["Fed[1]", "few"][1], found["Fed*", "few"][2]], 3)
+    search.write_table(tuned, tmp_path / "tuned.yaml")
     assert isinstance(load(tmp_path / "tuned.yaml"), SweepTable)
     rates = {}
-    for cell, config in selected(tmp_path / "tuned.yaml", [], None, []):
+    for cell, config in load_cells(tmp_path / "tuned.yaml", [], None, []):
         rates.setdefault(cell.row, set()).add((config.training.lr, cell.seed in (0, 1)))
     assert rates == {
         "Fed[1]": {(found["Fed[1]", "few"][1].values["training.lr"], True)},
@@ -160,7 +160,7 @@ def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds
             assert float(line["validation"]) == pytest.approx(100 * best, abs=1e-3)
             first = folder / "round_00001.h5"  # of a survivor, from before the second step
             assert first.stat().st_mtime <= (out / "step2.yaml").stat().st_mtime
-    for cell, config in selected(out / "tuned.yaml", [], None, []):
+    for cell, config in load_cells(out / "tuned.yaml", [], None, []):
         whole = [line for line in tried if line["row"] == cell.row and line["rounds"] == "3"]
         scores = [-1.0 if line["validation"] == "diverged" else float(line["validation"]) for line in whole]
         rates = {
@@ -239,7 +239,7 @@ def test_options_that_cannot_be_are_refused(words, expected, tmp_path, capfd):
 def test_the_interval_is_that_of_scipy_and_rows_that_differ_alike_have_a_p():
     values = np.array([90.0, 91.5, 89.0, 92.0])
     low, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
-    assert interval(values.tolist()) == pytest.approx((high - low) / 2, rel=1e-12)
+    assert compute_margin_of_error(values.tolist()) == pytest.approx((high - low) / 2, rel=1e-12)
     assert paired_test([1.0, 2.0], [1.0, 2.0]) == 1 and paired_test([1.0, 2.0], [0.0, 1.0]) == 0
     assert paired_test([95.1, 95.2, 95.3], [95.0, 95.1, 95.2]) < 1e-9, "up to rounding"
     assert paired_test([0.3, 0.4], [0.1, 0.2]) < 1e-9, "of which scipy warns"

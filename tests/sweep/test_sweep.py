@@ -22,10 +22,10 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.store.run_lock import take
-from pflmpi.sweep.lock import locked
-from pflmpi.sweep.pending import cell_task, prepare, unless_written
+from pflmpi.sweep.lock import lock_sweep_folder
+from pflmpi.sweep.pending import plan_cell, prepare_cell, skip_if_running
 from pflmpi.sweep.runs import LoggedCommand, SweepProgress, run_all
-from pflmpi.sweep.table import cells, load
+from pflmpi.sweep.table import list_cells, load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
 
@@ -40,13 +40,13 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cell(tmp_path):
-    return cells(load(table_file.write(tmp_path)), [], None)[0]
+    return list_cells(load(table_file.write(tmp_path)), [], None)[0]
 
 
 def needed(cell, out, **changes):
     """What a cell needs when sections of its configuration have changed."""
     raw = {**cell.raw, **{name: {**cell.raw.get(name, {}), **keys} for name, keys in changes.items()}}
-    return cell_task(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
+    return plan_cell(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
 
 
 def run(cell, out):
@@ -60,7 +60,7 @@ def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell, 
     start = ["run", f"{folder}/seed0.yaml", "--out", f"{folder}/seed0", "--ranks", "1", "--quiet"]
     assert (work.state, work.done, work.rounds, list(work.command)) == ("start", 0, 2, start)
     assert not Path(folder).exists()
-    prepare(work, tmp_path)
+    prepare_cell(work, tmp_path)
     assert configuration.load(Path(f"{folder}/seed0.yaml")) == configuration.parse(cell.raw)
 
 
@@ -95,7 +95,7 @@ def test_a_run_made_with_another_configuration_stays_as_it_is(changes, words, ce
     before = quick_run.digest(folder)
     work = needed(cell, tmp_path, **changes)
     assert (work.state, work.command) == ("other", ()) and all(word in work.problem for word in words), work.problem
-    prepare(work, tmp_path)
+    prepare_cell(work, tmp_path)
     assert quick_run.digest(folder) == before and not cell.config(tmp_path).exists()
 
 
@@ -106,7 +106,7 @@ def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(c
     metrics_file.restart(folder, 0)
     work = needed(cell, tmp_path, training={"lr": 0.5})
     assert (work.state, work.problem) == ("start", "")
-    prepare(work, tmp_path)
+    prepare_cell(work, tmp_path)
     assert not folder.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_link_in_the_place_of_a_run_without_a_checkpoint_is_named(cell, tmp_pa
     cell.run(tmp_path).parent.mkdir(parents=True)
     cell.run(tmp_path).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="symbolic link; fix that, or choose another --out"):
-        prepare(needed(cell, tmp_path), tmp_path)
+        prepare_cell(needed(cell, tmp_path), tmp_path)
     assert (tmp_path / "elsewhere").is_dir()
 
 
@@ -125,13 +125,13 @@ def test_a_run_that_another_process_writes_is_left_alone(cell, tmp_path):
         path.unlink()
     lock = take(folder, {}, take_over=False)
     try:
-        work = unless_written(needed(cell, tmp_path), tmp_path)
+        work = skip_if_running(needed(cell, tmp_path), tmp_path)
         assert (work.state, work.command) == ("other", ()) and f"by process {os.getpid()} on" in work.problem
-        prepare(work, tmp_path)
+        prepare_cell(work, tmp_path)
         assert (folder / "lock.json").exists()
     finally:
         lock.release()
-    assert unless_written(needed(cell, tmp_path), tmp_path).state == "start"
+    assert skip_if_running(needed(cell, tmp_path), tmp_path).state == "start"
 
 
 def test_a_run_whose_writer_was_on_a_lost_host_goes_on(cell, tmp_path):
@@ -141,11 +141,11 @@ def test_a_run_whose_writer_was_on_a_lost_host_goes_on(cell, tmp_path):
         owner = json.loads(run_lock.path(folder).read_text())
         run_lock.path(folder).write_text(json.dumps({**owner, "token": "another", "host": "node7", "system": "gone"}))
         more = needed(cell, tmp_path, training={"rounds": 3})
-        assert unless_written(more, tmp_path).state == "other", "it may live"
-        assert unless_written(more, tmp_path, {"Slurm job 7": 0}).state == "other"
-        assert unless_written(more, tmp_path, {"Slurm job 7": 1}).state == "continue", "of the same job, requeued"
+        assert skip_if_running(more, tmp_path).state == "other", "it may live"
+        assert skip_if_running(more, tmp_path, {"Slurm job 7": 0}).state == "other"
+        assert skip_if_running(more, tmp_path, {"Slurm job 7": 1}).state == "continue", "of the same job, requeued"
         os.utime(run_lock.path(folder), (0, time.time() - 2 * run_lock.SILENCE))
-        assert unless_written(more, tmp_path).state == "continue"
+        assert skip_if_running(more, tmp_path).state == "continue"
         assert not list(folder.glob("*.tmp"))
     finally:
         lock.release()
@@ -157,7 +157,7 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
         path.write_bytes(b"nothing")
     work = needed(cell, tmp_path)
     assert work.state == "start" and "no good checkpoint" in work.problem
-    prepare(work, tmp_path)
+    prepare_cell(work, tmp_path)
     assert not folder.exists()
     (aside,) = folder.parent.glob("old-seed0-*")
     assert (aside / "round_00002.h5").read_bytes() == b"nothing"
@@ -167,14 +167,14 @@ def test_a_finished_run_copied_without_its_checkpoints_is_kept_aside(cell, tmp_p
     folder = run(cell, tmp_path)
     for path in folder.rglob("*.h5"):
         path.unlink()
-    figures = metrics_file.text(folder)
+    figures = metrics_file.read_bytes(folder)
     path, out = table_file.write(tmp_path), str(tmp_path)
     assert main(["sweep", str(path), "--out", out, "--only", "FedAvg/few", "--seeds", "1", "--dry-run"]) == 0
     assert f"start  anew; the run there is kept: {folder} has metrics of 2 rounds and" in capsys.readouterr().out
-    prepare(needed(cell, tmp_path), tmp_path)
+    prepare_cell(needed(cell, tmp_path), tmp_path)
     assert not folder.exists()
     (aside,) = folder.parent.glob("old-seed0-*")
-    assert metrics_file.text(aside) == figures and f"its run is kept in {aside}: " in caplog.text
+    assert metrics_file.read_bytes(aside) == figures and f"its run is kept in {aside}: " in caplog.text
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_a_finished_run_copied_without_its_checkpoints_is_kept_aside(cell, tmp_p
 
 @pytest.fixture
 def held(tmp_path):
-    with locked(tmp_path / "held") as descriptor:
+    with lock_sweep_folder(tmp_path / "held") as descriptor:
         yield descriptor
 
 
@@ -247,22 +247,22 @@ HOLD += "with locked(Path(sys.argv[1])) as lock: print('held', flush=True); time
 def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None and first.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another sweep works in"), locked(tmp_path):
+        with pytest.raises(ConfigError, match="another sweep works in"), lock_sweep_folder(tmp_path):
             pass
         first.kill()  # leaves nothing behind
-    with locked(tmp_path):
+    with lock_sweep_folder(tmp_path):
         pass
 
 
 def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path):
     job = shell("job", "exec sleep 60", tmp_path)
-    with locked(tmp_path / "out") as descriptor:
+    with lock_sweep_folder(tmp_path / "out") as descriptor:
         looks = run_all([job], [{}], descriptor)
         next(looks)
-    with pytest.raises(ConfigError, match="or runs left behind by a killed one"), locked(tmp_path / "out"):
+    with pytest.raises(ConfigError, match="or runs left behind by a killed one"), lock_sweep_folder(tmp_path / "out"):
         pass
     looks.close()
-    with locked(tmp_path / "out"):
+    with lock_sweep_folder(tmp_path / "out"):
         pass
 
 
@@ -282,7 +282,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(tmp_pa
     assert "failed: dataset 'mnist' was not found" in lines[2]
     assert lines[3].split() == ["Local/few/seed0", str(folder / "Local" / "few" / "seed0.log")]
     run = folder / "FedAvg" / "few" / "seed0"
-    assert verify.newest_good(run) == (2, []) and len(metrics_file.read(run)) == 2
+    assert verify.find_newest_good(run) == (2, []) and len(metrics_file.read(run)) == 2
     written = (run / "config.yaml").stat().st_mtime_ns
     assert main(["sweep", str(path), "--only", "fedavg/*"]) == 0
     assert "1 runs: 1 done (1 of them before), 0 failed" in capfd.readouterr().out
@@ -291,7 +291,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(tmp_pa
 
 def test_another_configuration_is_a_failed_cell_that_names_the_keys(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
-    (cell,) = cells(load(path), [], None)
+    (cell,) = list_cells(load(path), [], None)
     run(cell, Path("sweeps/small"))
     assert main(["sweep", str(path), "-s", "training.lr=0.7"]) == 1
     shown = capfd.readouterr()
@@ -305,7 +305,7 @@ def corrected(tmp_path):
     rows = {name: {"algorithm": {"name": "local"}} for name in ("done", "corrected", "failed", "no round", "not begun")}
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows)
     out = Path("sweeps/small")
-    done, other, failed, no_round, _ = cells(load(path), [], None)
+    done, other, failed, no_round, _ = list_cells(load(path), [], None)
     for cell in (done, other, failed):
         quick_run.run(cell.raw, cell.run(out))
     (other.run(out) / "round_00002.h5").unlink()
@@ -337,7 +337,7 @@ def test_failed_cells_run_again_and_those_of_another_configuration_anew(correcte
 
 def test_a_run_that_was_done_before_its_table_changed_has_not_failed(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
-    (cell,) = cells(load(path), [], None)
+    (cell,) = list_cells(load(path), [], None)
     run(cell, Path("sweeps/small"))
     assert main(["sweep", str(path), "-s", "training.lr=0.7", "--failed"]) == 0
     assert "has failed; nothing to run" in capfd.readouterr().out
@@ -360,7 +360,7 @@ def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(cell, tmp_path, m
 
 def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, capsys):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
-    done, _ = cells(load(path), [], None)
+    done, _ = list_cells(load(path), [], None)
     run(done, Path("sweeps/small"))
     assert main(["sweep", str(path), "--dry-run", "--ranks", "3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -440,7 +440,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(number, rows, ranks, tmp_
     assert process.returncode == (130 if number == signal.SIGINT else 75), err
     assert "the same command goes on" in err and out == ""
     assert not any(alive(pid) for pid in started)
-    stopped, _ = verify.newest_good(runs[0])
+    stopped, _ = verify.find_newest_good(runs[0])
     enough = ["--only", f"{rows[0]}/*", "-s", f"training.rounds={stopped + 1}"]
     assert main(["sweep", str(path), "--ranks", "1", *enough]) == 0
     assert [int(line["round"]) for line in metrics_file.read(runs[0])] == list(range(1, stopped + 2))

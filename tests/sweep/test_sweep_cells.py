@@ -12,7 +12,7 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder, verify
-from pflmpi.sweep.lock import cell_locked, locked
+from pflmpi.sweep.lock import lock_cell, lock_sweep_folder
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.runs import run_cells
 from pflmpi.sweep.table import Cell
@@ -42,16 +42,16 @@ def launcher(folder, text):
 
 
 def test_tasks_share_a_folder_that_a_sweep_has_for_itself(tmp_path):
-    with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
-        refused(locked(tmp_path), "another sweep works in", "or a job array")
-    with locked(tmp_path):
-        refused(locked(tmp_path, shared=True), "another sweep works in")
+    with lock_sweep_folder(tmp_path, shared=True), lock_sweep_folder(tmp_path, shared=True):
+        refused(lock_sweep_folder(tmp_path), "another sweep works in", "or a job array")
+    with lock_sweep_folder(tmp_path):
+        refused(lock_sweep_folder(tmp_path, shared=True), "another sweep works in")
 
 
 def test_a_cell_has_one_task(tmp_path):
-    with cell_locked(tmp_path / "a" / "seed0"), cell_locked(tmp_path / "a" / "seed1"):
-        refused(cell_locked(tmp_path / "a" / "seed0"), "another task works on", "seed0")
-    with cell_locked(tmp_path / "a" / "seed0"):
+    with lock_cell(tmp_path / "a" / "seed0"), lock_cell(tmp_path / "a" / "seed1"):
+        refused(lock_cell(tmp_path / "a" / "seed0"), "another task works on", "seed0")
+    with lock_cell(tmp_path / "a" / "seed0"):
         pass
 
 
@@ -70,14 +70,14 @@ def test_an_override_need_not_suit_cells_that_are_not_selected(tmp_path, capfd):
 def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     out = Path("sweeps") / "small"
-    with locked(out, shared=True), cell_locked(out / "FedAvg" / "few" / "seed0"):
+    with lock_sweep_folder(out, shared=True), lock_cell(out / "FedAvg" / "few" / "seed0"):
         assert main(["sweep", str(path), "--cell", "1", "--ranks", "1"]) == 0
         assert main(["sweep", str(path), "--cell", "0", "--ranks", "1"]) == 2
     shown = capfd.readouterr()
     assert "cell 1: Local/few/seed0: 0 of 2 rounds done" in shown.out and "1 runs: 1 done (0 of them" in shown.out
     assert "another task works on sweeps/small/FedAvg/few/seed0" in shown.err
-    assert verify.newest_good(out / "Local" / "few" / "seed0") == (2, [])
-    with locked(out):  # a task that has nothing to do needs no lock
+    assert verify.find_newest_good(out / "Local" / "few" / "seed0") == (2, [])
+    with lock_sweep_folder(out):  # a task that has nothing to do needs no lock
         assert main(["sweep", str(path), "--cell", "1"]) == 0
     assert capfd.readouterr().out == "cell 1: Local/few/seed0: 2 of 2 rounds done\n"
 
@@ -97,7 +97,7 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, 
     assert main(["sweep", str(path), "--launcher", start, "--cell", "0"]) == 0
     words = Path("words").read_text().strip()
     assert words == f"-n 1 {sys.executable} -P -m pflmpi run {folder}.yaml --out {folder} --quiet"
-    assert verify.newest_good(Path(folder)) == (2, [])
+    assert verify.find_newest_good(Path(folder)) == (2, [])
 
 
 def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(tmp_path):
@@ -170,7 +170,7 @@ def test_a_cell_that_fails_does_not_stop_those_after_it(tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0])  # four cells
     words = ["sweep", str(path), "--ranks", "1", "--cell"]
     out = Path("sweeps/small")
-    with cell_locked(out / "FedAvg" / "few" / "seed0"):
+    with lock_cell(out / "FedAvg" / "few" / "seed0"):
         assert main([*words, "0,2-3"]) == 2, "the worst"
     shown = capfd.readouterr()
     assert "another task works on sweeps/small/FedAvg/few/seed0" in shown.err
@@ -179,7 +179,7 @@ def test_a_cell_that_fails_does_not_stop_those_after_it(tmp_path, capfd):
         "cell 2",
         "cell 3",
     ]
-    assert [verify.newest_good(out / "Local" / column / "seed0")[0] for column in ("few", "many_M")] == [2, 2]
+    assert [verify.find_newest_good(out / "Local" / column / "seed0")[0] for column in ("few", "many_M")] == [2, 2]
     assert main([*words, "0-3"]) == 0 and "cell 2: Local/few/seed0: 2 of 2 rounds done\n" in capfd.readouterr().out
 
 

@@ -7,7 +7,7 @@ from pflmpi.config.load import parse
 from pflmpi.config.sections import merge
 from pflmpi.errors import ConfigError
 from pflmpi.sweep import table as tables
-from pflmpi.sweep.table import Cell, cells, select
+from pflmpi.sweep.table import Cell, list_cells, select_cells
 
 
 def cell(all_cells, name):
@@ -20,9 +20,9 @@ def load(folder, **changes):
 
 
 def test_the_cells_are_rows_by_columns_by_seeds_in_the_order_of_the_file(tmp_path):
-    names = [one.name for one in cells(load(tmp_path, rows={"B": {}, "A": {}}), [], None)]
+    names = [one.name for one in list_cells(load(tmp_path, rows={"B": {}, "A": {}}), [], None)]
     assert names == [f"{row}/{column}/seed{seed}" for row in "BA" for column in ("few", "many (M)") for seed in (0, 1)]
-    assert [one.seed for one in cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
+    assert [one.seed for one in list_cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
 
 
 def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path):
@@ -43,7 +43,7 @@ def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path):
             {"column": "D", "set": {"training": {"epochs": 6}}},
         ],
     )
-    found = cells(table, ["training.batch_size=8"], 1)
+    found = list_cells(table, ["training.batch_size=8"], 1)
     assert cell(found, "R1/C/seed0") == {
         "seed": 0,
         "training": {"rounds": 1, "lr": 0.2, "momentum": 0.3, "epochs": 5, "batch_size": 8},
@@ -74,11 +74,11 @@ def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before, 
 def test_keys_cannot_be_merged_into_a_list(tmp_path):
     table = load(tmp_path, base={"model": [{"name": "mlp"}]}, columns={"C": {"model": {"hidden": 3}}})
     with pytest.raises(ConfigError, match=r"FedAvg/C: model = .*give the whole section"):
-        cells(table, [], None)
+        list_cells(table, [], None)
 
 
 def test_every_cell_of_the_small_table_is_a_valid_configuration(tmp_path):
-    for one in cells(load(tmp_path), [], None):
+    for one in list_cells(load(tmp_path), [], None):
         assert parse(one.raw).seed == one.seed
 
 
@@ -90,7 +90,7 @@ def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path):
     )
     table = tables.load(path)
     assert table.published == {"0.5": {"10": [80]}}
-    assert cell(cells(table, [], None), "0.5/10/seed0")["training"] == {"lr": 0.001}
+    assert cell(list_cells(table, [], None), "0.5/10/seed0")["training"] == {"lr": 0.001}
 
 
 def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path):
@@ -140,23 +140,23 @@ def test_a_folder_is_refused_as_a_table_file(tmp_path):
 
 
 def test_patterns_select_cells_ignoring_case(tmp_path):
-    everything = cells(load(tmp_path), [], 1)
+    everything = list_cells(load(tmp_path), [], 1)
     for patterns, names in (
         ([], ["FedAvg/few", "FedAvg/many (M)", "Local/few", "Local/many (M)"]),
         (["fedAVG/*"], ["FedAvg/few", "FedAvg/many (M)"]),
         (["*/few", "local/*"], ["FedAvg/few", "Local/few", "Local/many (M)"]),
     ):
-        assert [f"{one.row}/{one.column}" for one in select(everything, patterns)] == names
+        assert [f"{one.row}/{one.column}" for one in select_cells(everything, patterns)] == names
     with pytest.raises(ConfigError, match=r"'few' matches none of the cells FedAvg/few, .*Local/many \(M\)"):
-        select(everything, ["*/few", "few"])
+        select_cells(everything, ["*/few", "few"])
 
 
 @pytest.mark.parametrize("num_seeds", [0, 3])
 def test_more_seeds_than_the_table_has_are_refused(num_seeds, tmp_path):
     with pytest.raises(ConfigError, match=f"--seeds {num_seeds}: the table has 2"):
-        cells(load(tmp_path), [], num_seeds)
+        list_cells(load(tmp_path), [], num_seeds)
 
 
 def test_the_seed_cannot_be_overridden(tmp_path):
     with pytest.raises(ConfigError, match="seed cannot be overridden"):
-        cells(load(tmp_path), ["seed=4"], None)
+        list_cells(load(tmp_path), ["seed=4"], None)

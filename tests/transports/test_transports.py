@@ -20,7 +20,7 @@ from pflmpi.errors import TransportError
 from pflmpi.transports import torchdist
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.transports.peers import Peer, check_alive, names
+from pflmpi.transports.peers import Peer, check_alive, describe_ranks
 from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import WaitTimeout, describe_timeout, wait
 from project import HELPERS, ROOT
@@ -242,7 +242,7 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit():
 
 
 def test_a_time_out_names_the_missing_ranks():
-    told = describe_timeout("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
+    told = describe_timeout("gather", 600.0, describe_ranks([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
     assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
     assert "a rank hangs" in describe_timeout("gather", 600.0, "")
 

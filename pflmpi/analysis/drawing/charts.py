@@ -95,8 +95,7 @@ def _number(value: float) -> float | None:
 
 
 def _tips(numbers: Sequence[str], **titles: str) -> list[Spec]:
-    """Tooltips: `titles` by field, of which `numbers` are shown with four digits; fields without a title are "
-    "dropped."""
+    """Tooltips: `titles` by field, of which `numbers` are shown with four digits; fields without title are dropped."""
     return [
         {"field": field, "title": title, **({"type": "quantitative", "format": ".4~g"} if field in numbers else {})}
         for field, title in titles.items()

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflmpi.analysis.comparable import main_measure, seed_groups
-from pflmpi.analysis.metrics import CONFIDENCE, find_best_round, interval
+from pflmpi.analysis.comparable import choose_main_measure, group_by_seed
+from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error, find_best_round
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, spread_over
-from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better, of_validation
+from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, pick_evenly_spaced
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better, to_validation_name
 from pflmpi.store import metrics_file
 from pflmpi.text import join_truncated
 
@@ -90,7 +90,7 @@ def plot_main_measure(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 def choose_measure(runs: Sequence[NamedRun]) -> MainMeasure:
     """The measure by which the runs of a report are compared."""
-    return main_measure([named_run.run for named_run in runs])
+    return choose_main_measure([named_run.run for named_run in runs])
 
 
 def format_title(measure: MainMeasure) -> str:
@@ -111,7 +111,7 @@ def describe_validation_choice(runs: Sequence[NamedRun]) -> str:
     Averaged curves of several seeds mark no best round then.
     """
     measure = choose_measure(runs)
-    has_validation = any(of_validation(measure.column) in named_run.run.columns for named_run in runs)
+    has_validation = any(to_validation_name(measure.column) in named_run.run.columns for named_run in runs)
     return f" by validation {measure.words}, where a run has that" if has_validation else ""
 
 
@@ -179,7 +179,9 @@ def plot_further_measures(runs: Sequence[NamedRun]) -> list[Curves]:
 
 def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, str, str, int]]:
     """Entries like those of `_MEASURES` for the measures that runs have from `evaluation.measures`."""
-    columns = dict.fromkeys(name for named_run in runs for name in metrics_file.of_measures(named_run.run.columns))
+    columns = dict.fromkeys(
+        name for named_run in runs for name in metrics_file.select_measure_columns(named_run.run.columns)
+    )
     measures = {name: MainMeasure(name.removesuffix("_mean")) for name in columns if name.endswith("_mean")}
     return {
         name: (
@@ -195,7 +197,7 @@ def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, 
 
 def read_main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
     """A measure [N] of the clients by round, for some evenly spaced rounds with an intact checkpoint that has it."""
-    by_round = {number: run.of_clients(measure, number) for number in spread_over(run.rounds)}
+    by_round = {number: run.of_clients(measure, number) for number in pick_evenly_spaced(run.rounds)}
     return {number: values for number, values in by_round.items() if values is not None}
 
 
@@ -228,7 +230,7 @@ def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Mi
     """Merges the curves of runs that differ only in the seed into their mean with its confidence interval."""
     if isinstance(plot, Missing):
         return plot
-    groups = seed_groups(runs)
+    groups = group_by_seed(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
     curves, measure, shortened = list(plot.curves), choose_measure(runs), ""
     for group in groups:
@@ -267,7 +269,7 @@ def _count_common_points(curves: Sequence[Curve], over_rounds: bool) -> int | No
 def _average_curves(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
     """Mean of the first `count` points of curves, with its confidence interval; no interval at infinite values."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
-    mean, margin = y.mean(0), interval(np.where(np.isfinite(y), y, np.nan))
+    mean, margin = y.mean(0), compute_margin_of_error(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - margin, mean + margin))
     return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, points=None)

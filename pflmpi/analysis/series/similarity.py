@@ -9,7 +9,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assemble_model, get_comparable_model, read_client_states
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, spread_over
+from pflmpi.analysis.selection import MOST_CLIENTS, choose_clients, describe_chosen_clients, pick_evenly_spaced
 from pflmpi.store import probe_file
 
 _COSINE_TITLE = "Similarity of the clients' layers"
@@ -103,7 +103,7 @@ def _plot_cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence
     """The mean cosine over pairs of clients by round, a curve for each layer; `size` is the values of a model."""
     most = _count_affordable_clients(size, len(checkpoints))
     if len(checkpoints) > 3 and most < _FEW:  # for large models, rather fewer rounds than fewer clients
-        checkpoints = spread_over(checkpoints, 3)
+        checkpoints = pick_evenly_spaced(checkpoints, 3)
         most = _count_affordable_clients(size, len(checkpoints))
     means: dict[str, list[float]] = {name: [] for name in names}
     clients = choose_clients(checkpoints[-1], most)
@@ -145,7 +145,7 @@ def plot_cka(run: Run) -> list[Matrices | Curves | Missing]:
     rounds = probe_file.rounds(run.path)
     if not rounds:
         return [Missing(_CKA_TITLE, NOT_PROBED)]
-    probes = [probe_file.read(run.path, number) for number in spread_over(rounds, _MOST_PROBES)]
+    probes = [probe_file.read(run.path, number) for number in pick_evenly_spaced(rounds, _MOST_PROBES)]
     last = probes[-1]
     if not last.layers:
         return [Missing(_CKA_TITLE, f"the probe of round {last.round} has noted the outputs of no layer")]
@@ -203,7 +203,7 @@ def _plot_layer_matrices(
         return Missing(title, _SAME)
     if alike := [layer for layer in by_layer if layer not in names]:
         caption += f" The same in all clients, and not drawn: {', '.join(alike)}."
-    drawn = spread_over(names, _MOST_LAYERS)
+    drawn = pick_evenly_spaced(names, _MOST_LAYERS)
     if len(drawn) < len(names):
         caption += f" {len(drawn)} of {len(names)} layers."
     panels = []

@@ -5,7 +5,7 @@ from pflmpi.data.sources.cifar import CIFAR10, CIFAR100
 from pflmpi.data.sources.digits import Digits
 from pflmpi.data.sources.femnist import Femnist
 from pflmpi.data.sources.idx import EMNIST, FASHION_MNIST, MNIST
-from pflmpi.registry import Registry, subclass
+from pflmpi.registry import Registry, accept_subclass
 
 SOURCES: Registry[Source | type[OwnSource]] = Registry(
     "dataset",
@@ -19,6 +19,6 @@ SOURCES: Registry[Source | type[OwnSource]] = Registry(
         "femnist": Femnist(),
     },
     group="pflmpi.data",
-    accept=subclass(OwnSource),
+    accept=accept_subclass(OwnSource),
     section="data",
 )

@@ -17,7 +17,7 @@ from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.measures import Measure
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass, batch_order, num_samples, samples_of, share_of
+from pflmpi.learning.training import Pass, count_samples, draw_batches, draw_share, select_samples
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages, as_messages
@@ -145,12 +145,12 @@ class Executor(ABC):
         """
         task, samples = self.tasks[self.cohort[client]], self.federation.train[client]
         if length.held_out:
-            samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
+            samples = select_samples(samples, length, stream(task.seed, 0, client, "held out"))
         if length.share < 1:
-            samples = share_of(samples, length, stream(task.seed, round, client, "share"))
+            samples = draw_share(samples, length, stream(task.seed, round, client, "share"))
         times = int(tree.at(state, length.times)) if length.times else 1
         rng, max_steps = stream(task.seed, round, client, f"batches/{name}"), self.participation.most_steps
-        batches = batch_order(rng, len(samples), task.training, length, times)
+        batches = draw_batches(rng, len(samples), task.training, length, times)
         if max_steps is not None and client < len(max_steps) and name in training_passes(self.algorithm, task, round):
             batches = batches[: max_steps[client]]
         return [samples[batch] for batch in batches]
@@ -169,7 +169,7 @@ class Executor(ABC):
         training, max_steps, seconds = self.tasks[0].training, participation.most_steps, [0.0]
         for client in clients.tolist():
             passes = training_passes(self.algorithm, self.tasks[self.cohort[client]], round).values()
-            steps = sum(training.num_steps(num_samples(int(sizes[client]), length), length) for length in passes)
+            steps = sum(training.num_steps(count_samples(int(sizes[client]), length), length) for length in passes)
             steps = steps if max_steps is None else min(steps, int(max_steps[client]))
             seconds.append(steps * float(participation.seconds_per_step[client]))
         return max(seconds)

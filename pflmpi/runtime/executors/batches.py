@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.splits import by_owner
+from pflmpi.data.splits import group_by_owner
 from pflmpi.learning.client import Batch, Padding, StoredBatches
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
@@ -80,7 +80,7 @@ class Pool:
         features = torch.empty(len(samples), task.num_features, device=task.device)
         position, call = samples % _FEATURE_BATCH, cumcount(samples % _FEATURE_BATCH)
         with torch.no_grad():
-            for rows in by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
+            for rows in group_by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
                 batch = np.full(_FEATURE_BATCH, samples[rows[0]])
                 batch[position[rows]] = samples[rows]
                 images = torch.from_numpy(dataset.images[batch])
