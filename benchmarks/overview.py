@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.table import compute_entries, format_entries_csv, metric_of, rate_difference
+from pflmpi.analysis.table import compute_entries, metric_of
+from pflmpi.analysis.table_text import format_entries_csv, rate_difference
 from pflmpi.config.sections import by_key
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, find_sweep_folder, list_cells, load

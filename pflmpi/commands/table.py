@@ -27,16 +27,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.table import (
-        compute_entries,
-        fill_in_metric,
-        format_entries_csv,
-        format_tables,
-        latex,
-        markdown,
-        notes,
-        partitions,
-    )
+    from pflmpi.analysis.table import compute_entries, fill_in_metric
+    from pflmpi.analysis.table_text import format_entries_csv, format_tables, latex, markdown, notes, partitions
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 

@@ -11,7 +11,7 @@ from pflmpi.analysis.drawing import html
 from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
-from pflmpi.analysis.table import format_tabular
+from pflmpi.analysis.table_text import format_tabular
 from pflmpi.errors import CheckpointError
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, plot_extrapolations

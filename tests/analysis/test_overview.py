@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import table_file
-from pflmpi.analysis.table import rate_difference
+from pflmpi.analysis.table_text import rate_difference
 from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.budget import Budget, config_without_seed
 from pflmpi.store import config_file, metrics_file

@@ -17,7 +17,8 @@ from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
 from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_runs
-from pflmpi.analysis.table import compute_entries, format_entries_csv, markdown
+from pflmpi.analysis.table import compute_entries
+from pflmpi.analysis.table_text import format_entries_csv, markdown
 from pflmpi.commands.progress import show_summary
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.stored_config import stored_config

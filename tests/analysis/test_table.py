@@ -11,17 +11,8 @@ import yaml
 
 import table_file
 from pflmpi.analysis.metrics import parse_columns
-from pflmpi.analysis.table import (
-    Entry,
-    Value,
-    compute_entries,
-    find_different_option,
-    format_entries_csv,
-    format_tables,
-    latex,
-    markdown,
-    pick_value,
-)
+from pflmpi.analysis.table import Entry, Value, compute_entries, find_different_option, pick_value
+from pflmpi.analysis.table_text import format_entries_csv, format_tables, latex, markdown
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump

@@ -12,7 +12,8 @@ import quick_run
 from pflmpi.analysis.metrics import find_best_round
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.summary import summarize_run
-from pflmpi.analysis.table import compute_entries, format_tables, pick_value
+from pflmpi.analysis.table import compute_entries, pick_value
+from pflmpi.analysis.table_text import format_tables
 from pflmpi.cluster.status import read_run_status
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
