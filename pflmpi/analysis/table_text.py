@@ -65,7 +65,7 @@ def format_tables(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTa
     return tables
 
 
-def partitions(entries: Sequence[Entry]) -> list[str]:
+def list_partitions(entries: Sequence[Entry]) -> list[str]:
     """For each column with finished runs, a line with the hashes of their partitions."""
     by_column: dict[str, dict[str, None]] = {}
     for entry in entries:
@@ -73,19 +73,19 @@ def partitions(entries: Sequence[Entry]) -> list[str]:
     return [f"partition of {column}: {', '.join(hashes)}" for column, hashes in by_column.items() if hashes]
 
 
-def notes(table: SweepTable, entries: Sequence[Entry]) -> list[str]:
+def list_notes(table: SweepTable, entries: Sequence[Entry]) -> list[str]:
     """The notes of the table file and those of its runs."""
     return [*table.notes, *(note for entry in entries for note in entry.notes)]
 
 
-def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def format_markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as Markdown, with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
     for matrix in format_tables(table, entries):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if lines := [*partitions(entries), *notes(table, entries)]:
+    if lines := [*list_partitions(entries), *list_notes(table, entries)]:
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
@@ -96,9 +96,9 @@ def format_entries_csv(table: SweepTable, entries: Sequence[Entry]) -> str:
     return format_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
 
-def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def format_latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as LaTeX tabulars for the package booktabs."""
-    head = (table.title, table.source, *commands, *notes(table, entries))
+    head = (table.title, table.source, *commands, *list_notes(table, entries))
     parts = [f"% {line}" for text in head for line in text.splitlines()]
     for matrix in format_tables(table, entries):
         parts += ["", f"% {matrix.caption}", *format_tabular(["", *matrix.columns], matrix.rows)]

@@ -28,7 +28,14 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from pflmpi.analysis.table import compute_entries, fill_in_metric
-    from pflmpi.analysis.table_text import format_entries_csv, format_tables, latex, markdown, notes, partitions
+    from pflmpi.analysis.table_text import (
+        format_entries_csv,
+        format_latex,
+        format_markdown,
+        format_tables,
+        list_notes,
+        list_partitions,
+    )
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
@@ -40,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]
     texts = {
-        "md": markdown(table, measured, commands),
+        "md": format_markdown(table, measured, commands),
         "csv": format_entries_csv(table, measured),
-        "tex": latex(table, measured, commands),
+        "tex": format_latex(table, measured, commands),
     }
     files = _write(options.write or out, options.table.stem, texts)
     terminal = console(highlight=False)
@@ -52,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         for row in matrix.rows:
             grid.add_row(*row)
         terminal.print(grid)
-    for line in (f"published: {table.source}", *partitions(measured), *notes(table, measured)):
+    for line in (f"published: {table.source}", *list_partitions(measured), *list_notes(table, measured)):
         terminal.print(line)
     problems = [problem for entry in measured for problem in entry.problems]
     for problem in problems:

@@ -18,7 +18,7 @@ from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
 from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_runs
 from pflmpi.analysis.table import compute_entries
-from pflmpi.analysis.table_text import format_entries_csv, markdown
+from pflmpi.analysis.table_text import format_entries_csv, format_markdown
 from pflmpi.commands.progress import show_summary
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.stored_config import stored_config
@@ -257,7 +257,7 @@ def test_a_table_with_a_target_says_what_it_took(tmp_path):
         cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
     found = compute_entries(table, listed, tmp_path)
     assert [(cost.rounds, cost.up_bytes) for cost in found[0].costs] == [(3, 30)]
-    text = markdown(table, found, [])
+    text = format_markdown(table, found, [])
     assert "rounds to an accuracy of 80 %, of the seeds that reach it:" in text and "| FedAvg | 3.00 |" in text
     header, line = format_entries_csv(table, found).splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["seeds_at_target"] == "1"

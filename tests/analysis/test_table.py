@@ -12,7 +12,7 @@ import yaml
 import table_file
 from pflmpi.analysis.metrics import parse_columns
 from pflmpi.analysis.table import Entry, Value, compute_entries, find_different_option, pick_value
-from pflmpi.analysis.table_text import format_entries_csv, format_tables, latex, markdown
+from pflmpi.analysis.table_text import format_entries_csv, format_latex, format_markdown, format_tables
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
@@ -271,7 +271,7 @@ ENTRIES = [
 
 def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path):
     table, _ = small(tmp_path, notes=["first note"])
-    text = markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
+    text = format_markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
     assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
         "# A small table",
         "pflmpi sweep small.yaml",
@@ -329,7 +329,7 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours,
 
 def test_latex_escapes_text_and_sets_signs(tmp_path):
     table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
-    lines = latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
+    lines = format_latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
     assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
     assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
     assert lines[:2] == ["% 100 %", "% sure"]
