@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.jobs import find_runs_below
-from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error, read_run_status
+from pflmpi.cluster.run_status import read_run_status
+from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
 from pflmpi.errors import RunError, Stopped
 from pflmpi.store import config_file, events_file, run_lock
 

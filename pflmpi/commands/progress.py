@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.status import format_duration, seconds_per_round
+from pflmpi.cluster.run_status import format_duration, seconds_per_round
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import main_measure, summarize_rounds
 from pflmpi.store import job_file, metrics_file

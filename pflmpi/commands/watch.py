@@ -18,7 +18,7 @@ from pflmpi.text import for_shell, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pflmpi.cluster.status import RunStatus
+    from pflmpi.cluster.run_status import RunStatus
     from pflmpi.cluster.waiting import Writers
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Show runs until all have ended, as a table in a terminal, else a line for each change; return the exit code."""
     from rich.live import Live
 
-    from pflmpi.cluster import status, waiting
+    from pflmpi.cluster import run_status, waiting
     from pflmpi.terminal import console
 
     if not 0 < options.every < float("inf"):
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     live = Live(console=terminal, auto_refresh=False) if terminal.is_terminal else nullcontext()
     with live as table:
         while True:
-            states = {path: status.read_run_status(path) for path in runs}
+            states = {path: run_status.read_run_status(path) for path in runs}
             running = {path for path, state in states.items() if _is_running(path, state, writers)}
             if table is not None:
                 table.update(_table(states, running), refresh=True)
@@ -80,7 +80,7 @@ def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> boo
 
 def watch_runs(runs: Sequence[Path]) -> Callable[[], bool]:
     """Make a function that tells whether any of the runs is being written, or has not begun yet."""
-    from pflmpi.cluster.status import read_run_status
+    from pflmpi.cluster.run_status import read_run_status
     from pflmpi.cluster.waiting import Writers
 
     writers = Writers()
@@ -91,7 +91,7 @@ def _print_changes(
     states: "Mapping[Path, RunStatus | None]", running: Collection[Path], shown: dict[Path, tuple[int, bool]]
 ) -> None:
     """Print a line for each run that has completed a round, or ended, since it was last shown."""
-    from pflmpi.cluster.status import summarize_progress
+    from pflmpi.cluster.run_status import summarize_progress
 
     for run, state in states.items():
         now = (state.round if state else 0, run in running)
@@ -136,7 +136,7 @@ def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path])
 
 
 def _time_left(state: "RunStatus", is_running: bool) -> str:
-    from pflmpi.cluster.status import format_duration
+    from pflmpi.cluster.run_status import format_duration
 
     if state.done:
         return "done"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflmpi.cluster import submission
 from pflmpi.cluster.batch_script import BatchScript, Options, count_ranks, resolve_options
-from pflmpi.cluster.status import format_duration, read_run_status
+from pflmpi.cluster.run_status import format_duration, read_run_status
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key

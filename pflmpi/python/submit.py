@@ -19,7 +19,7 @@ from pflmpi.cli import parser
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import find_last_error
-from pflmpi.cluster.status import read_run_status
+from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.submission import make_folders
 from pflmpi.commands.submit import Pending, pending_work, run_trial
 from pflmpi.commands.submit import submit as submit_to_slurm

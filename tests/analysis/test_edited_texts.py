@@ -15,7 +15,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.summary import summarize_run
 from pflmpi.cli import main
-from pflmpi.cluster.status import read_run_status
+from pflmpi.cluster.run_status import read_run_status
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file

@@ -25,7 +25,8 @@ from pflmpi.cli import main
 from pflmpi.cluster import jobs, waiting
 from pflmpi.cluster.batch_script import parse_time
 from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.status import RunStatus, format_headline, format_progress, read_run_status, summarize_progress
+from pflmpi.cluster.run_status import RunStatus, format_progress, read_run_status, summarize_progress
+from pflmpi.cluster.status import format_headline
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start, Submission

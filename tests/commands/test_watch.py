@@ -14,7 +14,7 @@ import processes
 import quick_run
 from pflmpi.analysis import report as analysis_report
 from pflmpi.cli import main
-from pflmpi.cluster import status, waiting
+from pflmpi.cluster import run_status, waiting
 from pflmpi.commands import report, watch
 from pflmpi.store import config_file, metrics_file
 from pflmpi.store.run_lock import take
@@ -55,7 +55,7 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
 
     shown = {number: threading.Event() for number in (0, 1, 2)}
     thread = threading.Thread(target=live)
-    summary = status.summarize_progress
+    summary = run_status.summarize_progress
 
     def told(state, job):
         if state is None or state.title.startswith("fedavg"):
@@ -63,7 +63,7 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
         return summary(state, job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(status, "summarize_progress", told)
+        patch.setattr(run_status, "summarize_progress", told)
         thread.start()
         assert main(["watch", str(done), str(run), "--every", "0.05"]) == 1
     thread.join()

@@ -11,7 +11,7 @@ import pflmpi
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster import status
+from pflmpi.cluster import run_status
 from pflmpi.errors import RunError
 from pflmpi.forecast import job
 from pflmpi.store import job_file
@@ -41,7 +41,7 @@ def ran(monkeypatch):
         took[run.resolve()] = seconds
 
     def read_run_status(run):
-        state = status.read_run_status(run)
+        state = run_status.read_run_status(run)
         return state and replace(state, per_round=took.get(run.resolve(), 6.0))
 
     monkeypatch.setattr(job, "read_run_status", read_run_status)

@@ -23,7 +23,7 @@ import quick_run
 import table_file
 import testbed
 from pflmpi.cluster.batch_script import parse_time
-from pflmpi.cluster.status import read_run_status
+from pflmpi.cluster.run_status import read_run_status
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder, verify

@@ -8,7 +8,7 @@ import quick_run
 from every_algorithm import ON_ANY_MODEL
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import compute_entries
-from pflmpi.cluster.status import format_progress, read_run_status, summarize_progress
+from pflmpi.cluster.run_status import format_progress, read_run_status, summarize_progress
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare

@@ -14,7 +14,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.summary import summarize_run
 from pflmpi.analysis.table import compute_entries, pick_value
 from pflmpi.analysis.table_text import format_tables
-from pflmpi.cluster.status import read_run_status
+from pflmpi.cluster.run_status import read_run_status
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import evaluation
