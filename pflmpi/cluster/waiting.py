@@ -43,7 +43,8 @@ def is_done(run: Path) -> bool:
 def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
     """Wait until jobs, and the processes that write runs, have ended; return the exit code of the run.
 
-    The code of a job is Slurm's, that of another process the one in its events (`output.events`), or 3 without events.
+    The code of a job is Slurm's, of several jobs that of the last; the code of another process is the one in its events
+    (`output.events`), or 3 without events.
 
     Args:
         jobs: ids of the jobs.
@@ -56,12 +57,12 @@ def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str]
     unfinished = [run for run in runs if not is_done(run)]
     if not unfinished:
         return 0
-    codes = {job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"}
+    codes = [job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"]
     if not jobs:
-        codes = {events_file.exit_code(run) or RunError.exit_code for run in unfinished}
+        codes = [events_file.exit_code(run) or RunError.exit_code for run in unfinished]
     if of_sweep:
-        return Stopped.exit_code if codes == {Stopped.exit_code} else 1
-    return next(iter(codes), RunError.exit_code)
+        return Stopped.exit_code if {*codes} == {Stopped.exit_code} else 1
+    return codes[-1] if codes else RunError.exit_code
 
 
 def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:

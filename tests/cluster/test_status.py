@@ -775,6 +775,14 @@ def test_waiting_for_a_run_waits_for_its_job(tmp_path, fake, capsys):
     assert "job 12 FAILED" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("codes", [(3, 75), (75, 3), (3, 75, 3), (75, 3, 75)])
+def test_of_several_jobs_of_a_run_the_last_gives_the_exit_code(codes, tmp_path, fake):
+    write(tmp_path, rounds=9, done=3)
+    lines = (fake_slurm.line(f"{12 + place}", State="FAILED", exit_code=code << 8) for place, code in enumerate(codes))
+    fake_slurm.queue(fake, *lines)
+    assert waiting.wait(["12", "13", "14"][: len(codes)], [tmp_path], os.environ, of_sweep=False) == codes[-1]
+
+
 def test_a_lock_of_another_host_that_nobody_touches_is_left_behind(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
