@@ -56,7 +56,7 @@ def launches() -> Iterator[list[float]]:
     with (
         mock.patch.dict(cuda_graphs.BY_DEVICE, cpu=capture),
         mock.patch.object(sgd, "_make_steps", lambda task, *rest: steps(as_on_a_gpu(task), *rest)),  # type: ignore[arg-type]
-        mock.patch.object(ClientBatches, "_together", lambda self: 100),  # as many batches at once as on a GPU
+        mock.patch.object(ClientBatches, "_count_together", lambda self: 100),  # as many batches at once as on a GPU
     ):
         yield times
 

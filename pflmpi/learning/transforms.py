@@ -28,7 +28,7 @@ def horizontal_flip(x: Tensor, key: Tensor) -> Tensor:
 
 
 def random_crop(x: Tensor, key: Tensor) -> Tensor:
-    """Images shifted by up to an eighth of their side, filled with zeros.
+    """Images shifted by up to an eighth of a side, padded with zeros.
 
     Equal to a crop of the image padded by an eighth on each side: 4 pixels for 32x32.
     """

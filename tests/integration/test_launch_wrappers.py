@@ -298,7 +298,7 @@ def test_a_script_says_itself_how_it_ended_whatever_became_of_its_runs(made, cod
     run = """
 from pflmpi.python import run
 run.sys.executable = 'bin/run'  # stands in for the process that pflmpi.run starts
-run._watch([], None, None)
+run._run_command([], None, None)
 """
     bench.program("run", f'echo {made} > "$PFLMPI_EXIT_FILE"; exit {made}')
     (tmp_path / "bin" / "script.py").write_text(f"import sys, pflmpi{run if made else ''}\nsys.exit({code})")
