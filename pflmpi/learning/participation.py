@@ -32,7 +32,7 @@ def uniform(round: int, count: int, num_train: np.ndarray, rng: np.random.Genera
 
 
 def by_samples(round: int, count: int, num_train: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Drawn in proportion to their training samples, without replacement."""
+    """Drawn in proportion to training samples, without replacement."""
     return rng.choice(len(num_train), size=count, replace=False, p=num_train / num_train.sum())
 
 
