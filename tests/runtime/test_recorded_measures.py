@@ -152,7 +152,7 @@ def test_a_continuation_and_other_data_are_normalised_by_the_recorded_figures(
     assert quick_run.command([*words, str(tmp_path / "before.csv")]) == 0
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "run")
     for module in (loading, unseen):
-        monkeypatch.setattr(module, "standardised", of_another_library)
+        monkeypatch.setattr(module, "standardise", of_another_library)
     assert quick_run.run(raw, tmp_path / "other") != whole, "the figures matter"
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",), ranks=2) == whole
     capsys.readouterr()

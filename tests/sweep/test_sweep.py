@@ -240,8 +240,8 @@ def test_gpus_are_shared_out_among_the_jobs(monkeypatch):
 
 # --- one sweep in a folder ----------------------------------------------------------------------------------------
 
-HOLD = "import sys, time; from pathlib import Path; from pflmpi.sweep.lock import locked\n"
-HOLD += "with locked(Path(sys.argv[1])) as lock: print('held', flush=True); time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from pflmpi.sweep.lock import lock_sweep_folder\n"
+HOLD += "with lock_sweep_folder(Path(sys.argv[1])) as lock: print('held', flush=True); time.sleep(60)"
 
 
 def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_path):
