@@ -82,7 +82,7 @@ def flush_folder(folder: Path) -> None:
 
 
 @contextmanager
-def as_config_error(what: object, otherwise: str) -> Iterator[None]:
+def explain_write_error(what: object, otherwise: str) -> Iterator[None]:
     """Turn an `OSError` of writing `what` into a `ConfigError` with a remedy, or else the advice in `otherwise`."""
     try:
         yield

@@ -68,7 +68,7 @@ def write_report(
     runs = name_runs(readable_runs)
     groups = group_by_seed(runs)
     total += len(groups[: figures.MOST_DETAILED])
-    with atomic.as_config_error(f"the report in {out}", "choose another --out"):
+    with atomic.explain_write_error(f"the report in {out}", "choose another --out"):
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         old_page = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))

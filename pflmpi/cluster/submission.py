@@ -121,7 +121,7 @@ def _sbatch(batch: BatchScript, environ: Mapping[str, str], *more: str) -> "subp
 
 def make_folders(*folders: Path) -> None:
     for folder in folders:
-        with atomic.as_config_error(f"the folder {folder}", "choose another one"):
+        with atomic.explain_write_error(f"the folder {folder}", "choose another one"):
             folder.mkdir(parents=True, exist_ok=True)
 
 

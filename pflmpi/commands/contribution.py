@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     for line in lines:
         table.add_row(*line)
     console().print(table)
-    with atomic.as_config_error(options.out, "choose another --out"):
+    with atomic.explain_write_error(options.out, "choose another --out"):
         atomic.write(options.out / "contribution.csv", format_csv([list(_COLUMNS), *lines]).encode())
     return 0
 

@@ -120,7 +120,7 @@ def _show_data(options: argparse.Namespace) -> int:
     if options.picture is not None:
         from pflmpi.analysis.drawing.samples import draw_samples
 
-        with atomic.as_config_error(options.picture, "choose another --picture"):
+        with atomic.explain_write_error(options.picture, "choose another --picture"):
             draw_samples(dataset, options.picture)
     facts = {**_describe_data(dataset, options.layout), "picture": options.picture}
     if options.json:

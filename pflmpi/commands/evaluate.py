@@ -182,7 +182,7 @@ def _write(path: Path, counts: "Counts") -> None:
     lines: list[list[Any]] = [["client", *columns, *classes]]
     for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *values, *by_class[client]])
-    with atomic.as_config_error(path, "choose another -o"):
+    with atomic.explain_write_error(path, "choose another -o"):
         atomic.write(path, format_csv(lines).encode())
 
 

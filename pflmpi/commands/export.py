@@ -102,7 +102,7 @@ def _run_all(options: argparse.Namespace) -> int:
     arguments.check_output(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.open_checkpoint(opened, options)
-    with atomic.as_config_error(path, "choose another -o"), bar("clients") as update:
+    with atomic.explain_write_error(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
     content = f"round {round.number} of {opened.name}, {pluralize(round.num_clients, 'client')}"
     print(printable(f"{path}: {content}, {format_bytes(path.stat().st_size)}; it needs no other file"))
@@ -162,7 +162,7 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> None:
     """Write a file that appears complete or not at all."""
     with (
-        atomic.as_config_error(path, "choose another file"),
+        atomic.explain_write_error(path, "choose another file"),
         atomic.replacing(path) as descriptor,
         open(descriptor, "wb", closefd=False) as file,
     ):

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         layers = compare_layers(round, experiment, clients, samples, update)
     with bar("groups of clients") as update:
         errors = confusion(experiment, opened.path, round.number, update)
-    with atomic.as_config_error(path, "probe a copy of the run"):
+    with atomic.explain_write_error(path, "probe a copy of the run"):
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers, errors))
     print(printable(path))
     return 0

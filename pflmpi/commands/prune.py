@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         kept, files = pruning.choose_files_to_prune(opened.path, options.every, options.keep)
         freed = sum(file.lstat().st_size for file in files)
         if lock is not None:
-            with atomic.as_config_error(f"the run folder {opened.path}", "leave the run as it is"):
+            with atomic.explain_write_error(f"the run folder {opened.path}", "leave the run as it is"):
                 pruning.delete(opened.path, files)
     finally:
         if lock is not None:

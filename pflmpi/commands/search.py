@@ -303,5 +303,5 @@ def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
 
 
 def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with atomic.as_config_error(path, "choose another --out"):
+    with atomic.explain_write_error(path, "choose another --out"):
         atomic.write(path, format_csv([[*lines[0]], *([*line.values()] for line in lines)]).encode())

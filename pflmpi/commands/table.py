@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     """Write a file for each text, by suffix; return their paths."""
     paths = [folder / f"{stem}.{kind}" for kind in texts]
-    with atomic.as_config_error(f"the table in {folder}", "choose another --write"):
+    with atomic.explain_write_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
             path.write_text(text, encoding="utf-8")

@@ -112,7 +112,7 @@ class Config(load.Config):
 
     def save(self, path: "str | PathLike[str]") -> None:
         """Write the whole configuration into a YAML file, for `load`, `pflmpi run` and others; replaces the file."""
-        with atomic.as_config_error(path, "choose another path"):
+        with atomic.explain_write_error(path, "choose another path"):
             atomic.write(as_path("path", path), yaml_file.dump(self.resolved()).encode())
 
     def replace(self, **sections: Any) -> "Config":

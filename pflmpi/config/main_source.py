@@ -49,7 +49,7 @@ def reference(section: str, kind: Any) -> str:
     source = _assemble_source(section, name, statements, namespace, instead)
     file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
-        with atomic.as_config_error(file, instead):
+        with atomic.explain_write_error(file, instead):
             atomic.write(file, source.encode())
     return f"{file.absolute()}:{name}"
 

@@ -69,7 +69,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     }
     lock = take(out, {}, False)
     try:
-        with atomic.as_config_error(f"the run folder {out}", "choose another --out"):
+        with atomic.explain_write_error(f"the run folder {out}", "choose another --out"):
             _write(run, out, round, experiment, origin)
     finally:
         lock.release()

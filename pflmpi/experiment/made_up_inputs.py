@@ -12,10 +12,10 @@ from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.tree import Tree
 
 
-def receive_first_messages(algorithm: Algorithm, task: Task, client: int, rng: np.random.Generator) -> dict[str, Tree]:
+def make_up_first_messages(algorithm: Algorithm, task: Task, client: int, rng: np.random.Generator) -> dict[str, Tree]:
     """Returns what a client receives in the first round; made up where it is unknown, or zero, which hides its use."""
     kinds = algorithm.downlink(task)
-    received = {name: draw_message(kind, task, rng) for name, kind in kinds.items()}
+    received = {name: make_up_message(kind, task, rng) for name, kind in kinds.items()}
     if algorithm.introduces:
         return received
     with calling(algorithm, "publish", 0):
@@ -30,7 +30,7 @@ def receive_first_messages(algorithm: Algorithm, task: Task, client: int, rng: n
     return received
 
 
-def draw_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+def make_up_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
     """Draws labels [*shape, ...] of a task: classes, or the numbers 0 and 1, which are valid labels of any task."""
     if task.kind.classes:
         return torch.from_numpy(rng.integers(0, task.num_classes, shape))
@@ -38,7 +38,7 @@ def draw_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator) ->
     return torch.from_numpy(task.kind.labels(values.reshape(-1, *task.label_shape)).reshape(values.shape))
 
 
-def draw_message(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
+def make_up_message(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
     """Draws a message for one client: small numbers, ones for running variances, zeros for integers, True."""
     like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
 

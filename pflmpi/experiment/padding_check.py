@@ -10,7 +10,7 @@ from torch import Tensor
 from pflmpi import outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
+from pflmpi.experiment.made_up_inputs import make_up_first_messages, make_up_labels
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Messages
@@ -109,7 +109,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
     rng = stream(task.seed, 0, client, "padding check")
     shape = (2, _WIDER, *task.architecture.shape)  # two steps, of which one may be left out
     images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))[:, :width].contiguous()
-    labels = draw_labels(task, shape[:2], rng)[:, :width].contiguous()
+    labels = make_up_labels(task, shape[:2], rng)[:, :width].contiguous()
     weight = torch.zeros(2, width)
     weight[0, :_REAL] = 1
     if not filled:
@@ -138,7 +138,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
             check_returned(algorithm, "client_update", new)
         return {"state": new, "uplink": {**up}}
 
-    down = receive_first_messages(algorithm, task, client, rng)
+    down = make_up_first_messages(algorithm, task, client, rng)
     lanes = tree.stack([initial_client(algorithm, task, client)])
     architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
     masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()

@@ -18,7 +18,7 @@ import torch
 import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
-from pflmpi.atomic import as_config_error
+from pflmpi.atomic import explain_write_error
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
@@ -245,7 +245,7 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
 
     def locked() -> str:
         locks.append(lock := take(run, context.jobs, context.take_over))
-        with as_config_error(f"the run folder {run}", "choose another folder"):
+        with explain_write_error(f"the run folder {run}", "choose another folder"):
             job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
         return f"{lock.token} {id_of_run()}"
 
@@ -284,7 +284,7 @@ def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew
     Args:
         anew: whether to allow the folder of a run that was stopped before its first checkpoint.
     """
-    with as_config_error(f"the run folder {run}", "choose another --out"):
+    with explain_write_error(f"the run folder {run}", "choose another --out"):
         if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
         (run / SHARDS).mkdir(exist_ok=True)

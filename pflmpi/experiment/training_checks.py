@@ -14,7 +14,7 @@ from pflmpi.config.load import Config
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.data.unseen import Division
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
-from pflmpi.experiment.made_up_inputs import draw_labels, receive_first_messages
+from pflmpi.experiment.made_up_inputs import make_up_first_messages, make_up_labels
 from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.measures import MEASURES, Measure, compute_measures
@@ -236,7 +236,7 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
                 f"{', '.join(task.kind.measures)}, or a function of your own"
             )
     try:
-        scores, labels = rng.normal(size=(count, *task.score_shape)), draw_labels(task, (count,), rng).numpy()
+        scores, labels = rng.normal(size=(count, *task.score_shape)), make_up_labels(task, (count,), rng).numpy()
         compute_measures(measures, *task.kind.scored(scores, labels))
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
@@ -346,7 +346,7 @@ class OneStep(Loop):
         if not any(self.order(0, round, name, length, state) for name, length in passes.items()):
             return None
         rng = stream(task.seed, round, 0, "one step")
-        received: Tree = {**receive_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
+        received: Tree = {**make_up_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
         data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)
         state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [0]):

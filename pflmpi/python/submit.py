@@ -204,6 +204,6 @@ def _locate_config(config: "Config | str | PathLike[str]", out: Path | None) -> 
     out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders(out.parent)
     path = Path(f"{out}.yaml")
-    with atomic.as_config_error(path, "choose another out"):
+    with atomic.explain_write_error(path, "choose another out"):
         path.write_text(yaml_file.dump(resolved))
     return path, out

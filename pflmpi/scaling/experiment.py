@@ -104,7 +104,7 @@ def join(new: Scaling, out: Path) -> Scaling:
 def write(scaling: Scaling, out: Path) -> None:
     """Writes the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
-    with atomic.as_config_error(out / FILE, "choose another --out"):
+    with atomic.explain_write_error(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
         atomic.write(out / FILE, yaml_file.dump(values).encode())
 

@@ -163,7 +163,7 @@ def write_page(
             )
     extrapolations = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
-    with atomic.as_config_error(f"the page in {out}", "choose another --out"):
+    with atomic.explain_write_error(f"the page in {out}", "choose another --out"):
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
         drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], _FIGURES, update)

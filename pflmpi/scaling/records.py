@@ -127,7 +127,7 @@ def record_failure(planned: ScaleRun, out: Path, problem: str) -> None:
 
 
 def write(path: Path, values: Record) -> None:
-    with atomic.as_config_error(path, "choose another --out"):
+    with atomic.explain_write_error(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, json.dumps(values, indent=1).encode())
 

@@ -205,7 +205,7 @@ def write_table(results: Results) -> None:
     # Lines of measured runs have all columns; those of failed ones only the first.
     header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
     content = format_csv([header, *([line.get(name, "") for name in header] for line in lines)])
-    with atomic.as_config_error(f"in {results.out}", "copy the experiment elsewhere"):
+    with atomic.explain_write_error(f"in {results.out}", "copy the experiment elsewhere"):
         atomic.write(results.out / "scale.csv", content.encode())
 
 

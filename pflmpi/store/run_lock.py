@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from pflmpi import regular_file
-from pflmpi.atomic import TEMPORARY, as_config_error
+from pflmpi.atomic import TEMPORARY, explain_write_error
 from pflmpi.errors import CheckpointError, RunError
 from pflmpi.machine import has_ended, identify_system, read_start
 from pflmpi.store import job_file
@@ -220,7 +220,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
         CheckpointError: another process writes the run; says which.
         ConfigError: the folder cannot be written.
     """
-    with as_config_error(f"the run folder {run}", "choose another folder"):
+    with explain_write_error(f"the run folder {run}", "choose another folder"):
         made_folder = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
         regular_file.check_folders(run)

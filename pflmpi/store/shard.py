@@ -90,7 +90,7 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
         expected = checked_hdf5.open_stored(group, "row_crc32")[()]
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
-        runs = find_runs(rows)
+        runs = split_consecutive(rows)
         leaves = {leaf: _read_leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
         once = checked_hdf5.names(group["once"]) if "once" in group else []
     wrong = clients[_row_checksums(clients, leaves, once) != expected[rows]]
@@ -120,7 +120,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
         stored = checked_hdf5.open_stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
             return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
-        return _read_selected(stored, rows, find_runs(rows))
+        return _read_selected(stored, rows, split_consecutive(rows))
 
 
 def find_row_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
@@ -135,10 +135,10 @@ def find_row_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndar
     return None
 
 
-def find_runs(rows: np.ndarray) -> list[slice]:
+def split_consecutive(rows: np.ndarray) -> list[slice]:
     """Returns the slices of positions over which rows [m] count up by one.
 
-    >>> find_runs(np.array([4, 5, 6, 9])), find_runs(np.array([], int))
+    >>> split_consecutive(np.array([4, 5, 6, 9])), split_consecutive(np.array([], int))
     ([slice(0, 3, None), slice(3, 4, None)], [])
     """
     ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]

@@ -14,7 +14,7 @@ from pflmpi.store.checked_hdf5 import Description, HDF5Writer
 from pflmpi.store.hdf5 import Dataset, file_type, h5py, select_rows, simple_space, untimed, with_groups
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
-from pflmpi.store.shard import find_runs
+from pflmpi.store.shard import split_consecutive
 
 Space = Any  # of h5py
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
@@ -52,7 +52,7 @@ class VirtualRows:
 
 def _runs(rows: np.ndarray) -> list[tuple[int, int]]:
     """Returns the first row and the length of each run of consecutive rows."""
-    return [(int(rows[run.start]), run.stop - run.start) for run in find_runs(rows)]
+    return [(int(rows[run.start]), run.stop - run.start) for run in split_consecutive(rows)]
 
 
 def write_virtual_rows(

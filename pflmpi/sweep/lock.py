@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pflmpi.atomic import as_config_error
+from pflmpi.atomic import explain_write_error
 from pflmpi.errors import ConfigError
 
 
@@ -41,11 +41,11 @@ def lock_cell(run: Path) -> Iterator[int]:
 
 @contextmanager
 def _hold(path: Path, operation: int, busy: str) -> Iterator[int]:
-    with as_config_error(f"the sweep folder {path.parent}", "choose another --out"):
+    with explain_write_error(f"the sweep folder {path.parent}", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with as_config_error(f"a lock in the sweep folder {path.parent}", "choose another --out"):
+        with explain_write_error(f"a lock in the sweep folder {path.parent}", "choose another --out"):
             try:
                 fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
             except BlockingIOError as error:

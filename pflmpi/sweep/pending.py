@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflmpi.atomic import as_config_error
+from pflmpi.atomic import explain_write_error
 from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
@@ -167,7 +167,7 @@ def prepare_cell(task: CellTask, out: Path) -> None:
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
         return
-    with as_config_error(run.parent, "choose another --out"):
+    with explain_write_error(run.parent, "choose another --out"):
         if task.state == "start" and run.exists():
             if task.problem:
                 aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))

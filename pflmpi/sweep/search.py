@@ -142,6 +142,6 @@ def _sections(raw: Mapping[str, Any], **training: Any) -> dict[str, Any]:
 
 def write_table(table: SweepTable, path: Path) -> None:
     """Writes a table as a file that `sweep` and `table` read."""
-    with atomic.as_config_error(path, "choose another --out"):
+    with atomic.explain_write_error(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, yaml_file.dump(table.model_dump(exclude_defaults=True)).encode())

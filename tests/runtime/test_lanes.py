@@ -9,7 +9,7 @@ import torch
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
-from pflmpi.experiment.made_up_inputs import draw_message
+from pflmpi.experiment.made_up_inputs import make_up_message
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -36,7 +36,7 @@ def bits(executor, clients):
     """What client 2 keeps, sends and gets right after a round in which it shares a call with the others given."""
     task, algorithm, group = executor.tasks[0], executor.algorithm, np.array(clients)
     kinds = algorithm.downlink(task)
-    same = {name: draw_message(kinds[name], task, stream(0, 0, 2, name)) for name in kinds}
+    same = {name: make_up_message(kinds[name], task, stream(0, 0, 2, name)) for name in kinds}
     down = {name: tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), one) for name, one in same.items()}
     states = tree.stack([algorithm.init_client(task) for client in clients])
     done, lane = executor.update(group, states, down, 1)(), clients.index(2)

@@ -204,7 +204,7 @@ def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world, small, cal
 def test_an_error_of_a_library_without_a_number_is_shown(tmp_path):
     (tmp_path / "text.h5").write_text("no HDF5")
     expected = r"cannot write one\.h5: .*file signature not found.*; fix that, or choose another -o"
-    with pytest.raises(ConfigError, match=expected), atomic.as_config_error("one.h5", "choose another -o"):
+    with pytest.raises(ConfigError, match=expected), atomic.explain_write_error("one.h5", "choose another -o"):
         h5py.File(tmp_path / "text.h5")
 
 
