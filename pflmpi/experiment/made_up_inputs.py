@@ -7,7 +7,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Own, OwnClasses, with_rows
+from pflmpi.messages.declared import client_template
+from pflmpi.messages.kinds import Downlink, Own
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.tree import Tree
 
@@ -40,7 +41,6 @@ def make_up_labels(task: Task, shape: tuple[int, ...], rng: np.random.Generator)
 
 def make_up_message(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
     """Draws a message for one client: small numbers, ones for running variances, zeros for integers, True."""
-    like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
 
     def draw(path: str, leaf: Tensor) -> Tensor:
         if not leaf.dtype.is_floating_point:
@@ -49,4 +49,5 @@ def make_up_message(kind: Downlink, task: Task, rng: np.random.Generator) -> Tre
             return torch.ones(leaf.shape)
         return torch.from_numpy(rng.normal(0, 0.1, tuple(leaf.shape))).to(leaf.dtype)
 
-    return tree.unflatten({path: draw(path, leaf) for path, leaf in tree.leaves(like)})
+    template = client_template(kind, task.num_classes)
+    return tree.unflatten({path: draw(path, leaf) for path, leaf in tree.leaves(template)})

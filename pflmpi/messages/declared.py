@@ -11,7 +11,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.messages.slices import Entries
 from pflmpi.messages.uplink_transforms import UplinkConfig, sent_bytes
 from pflmpi.tree import Tree
@@ -152,12 +152,17 @@ def _uplink_template(kind: Uplink, classes: int) -> Tree:
     return {**like, "counts": kinds.tensor(classes, dtype=torch.int32)} if kind.counts else like
 
 
+def client_template(kind: Downlink, num_classes: int) -> Tree:
+    """Returns the template of what one client receives."""
+    return kinds.with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
+
+
 def _downlink_template(kind: Shared, receivers: int, classes: int) -> Tree:
     """Returns the template of what `publish` returns for that many receivers."""
     if isinstance(kind, Own):
         like: Tree = {"clients": kind.like["clients"]} if kind.of else kind.like
         return kinds.with_rows(like, receivers)
-    return kinds.with_rows(kind.like, classes) if isinstance(kind, OwnClasses) else kind.like
+    return client_template(kind, classes)
 
 
 def _check_declared(direction: Literal["uplink", "downlink"], messages: Messages, expected: Messages) -> None:

@@ -23,8 +23,9 @@ from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import init_optimizer_state
 from pflmpi.learning.task import HOST, Task
 from pflmpi.machine import expand_path
+from pflmpi.messages.declared import client_template
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
+from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
 from pflmpi.messages.uplink_transforms import RESIDUAL, UplinkConfig, residual_like
 from pflmpi.runtime.config import RuntimeConfig
@@ -315,7 +316,7 @@ def client_templates(
             template[ANSWERED] = answers
         if kept_reply:
             kinds = algorithm.downlink(host)
-            template[RECEIVED] = {name: _reply_template(kinds[name], task.num_classes) for name in kept_reply}
+            template[RECEIVED] = {name: client_template(kinds[name], task.num_classes) for name in kept_reply}
         templates.append({**template, **residual_like(uplink, algorithm.uplink(host))})
     return tuple(templates)
 
@@ -369,10 +370,6 @@ def _initialise_rows(rows: CohortRows, algorithm: Algorithm, task: Task) -> None
 def tree_from_arrays(flat: dict[str, np.ndarray]) -> Tree:
     """Returns the tree of tensors from arrays by path."""
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
-
-
-def _reply_template(kind: Downlink, num_classes: int) -> Tree:
-    return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
 
 
 def stored_messages(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> list[str]:
