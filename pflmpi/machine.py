@@ -35,7 +35,7 @@ class Space(NamedTuple):
 
 SLICE = "MIG-"  # prefix of the ids of MIG slices
 GPU_REMEDY = "see with nvidia-smi or rocm-smi whether it is free and its driver fits, or set runtime.device = 'cpu'"
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NO_GPU = ("", "-1", "NoDevFiles")  # values of these that hide all GPUs
 
 

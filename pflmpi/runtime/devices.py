@@ -158,7 +158,8 @@ def _refuse_missing_gpus(peers: Sequence[Peer]) -> None:
         raise ConfigError(
             f"a GPU was requested ({peers[requested[0]].requested} on {describe_ranks(requested, peers)}; "
             "`--exclusive` asks for whole nodes), but torch finds none; see with nvidia-smi or rocm-smi whether the "
-            "driver works, install a torch that is built for it, or set runtime.device = 'cpu'"
+            "driver works, install a torch that is built for it (Intel's GPUs are not used), or set runtime.device = "
+            "'cpu'"
         )
 
 
