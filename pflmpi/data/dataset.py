@@ -47,6 +47,13 @@ class Dataset:
         """K, or 1 where labels are no classes."""
         return self.num_classes if self.task_kind.classes else 1
 
+    @property
+    def label_numbers(self) -> tuple[str, ...]:
+        """[K], the labels as they stand in the user's own file if they are numbers, or else 0 to K - 1."""
+        if self.written_labels and to_numbers(np.array(self.written_labels)).dtype.kind == "f":
+            return self.written_labels
+        return tuple(map(str, range(self.num_strata)))
+
 
 def assemble(
     name: str,

@@ -279,22 +279,19 @@ def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
 
 
 def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
-    """Returns the label in the first of each class of the other."""
-    classes, other_classes, numbers = _class_names(first), _class_names(other), _class_numbers(first)
-    if not {*other_classes} <= {*classes} and {*other_classes} <= {*numbers}:  # the run has names, the other numbers
-        classes = numbers
+    """Returns the label in the first of each class of the other, matched by name, or by label if one has no names."""
+    classes, other_classes = _class_names(first), _class_names(other)
+    if not (classes and other_classes):
+        classes, other_classes = first.label_numbers, other.written_labels or other.label_numbers
     _refuse_unknown(other, "classes", classes, other_classes)
     return np.array([classes.index(name) for name in other_classes])
 
 
 def _class_names(dataset: Dataset) -> tuple[str, ...]:
-    """Returns the names of the classes [K], or else the labels in the file, or else their numbers."""
-    names = dataset.class_names or dataset.written_labels or CLASS_NAMES.get(dataset.name)
-    return names or _class_numbers(dataset)
-
-
-def _class_numbers(dataset: Dataset) -> tuple[str, ...]:
-    return tuple(map(str, range(dataset.num_classes)))
+    """Returns the names of the classes [K]; () if they have none."""
+    if dataset.written_labels:  # of the user's own file, which may be called as a built-in dataset
+        return dataset.class_names
+    return dataset.class_names or CLASS_NAMES.get(dataset.name, ())
 
 
 def _refuse_unknown(other: Dataset, what: str, names: Sequence[str], other_names: Sequence[str]) -> None:

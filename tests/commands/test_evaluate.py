@@ -121,6 +121,24 @@ def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_or
     assert "third and the run differ in columns: only one has c" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("labels", "names", "others", "unknown"),
+    [([1, 2, 3], {}, [0, 1, 2], 0), ([0, 1, 2], {"class_names": ["1", "2", "3"]}, [1, 2, 3], 3)],
+)
+def test_classes_without_names_are_those_of_the_same_label(labels, names, others, unknown, tmp_path, capfd):
+    classes = np.arange(60) % 3
+    x, y = np.eye(3)[classes], np.array(labels)[classes]
+    np.savez(tmp_path / "my.npz", x=x, y=y, **names)
+    raw = quick_run.settings(model="logistic", algorithm="fedavg", training={"lr": 1}, partition={"clients": 2})
+    raw["data"] = {"path": str(tmp_path / "my.npz")}
+    quick_run.run(raw, tmp_path / "run")
+    np.savez(tmp_path / "some.npz", x=x[classes > 0], y=y[classes > 0])
+    assert {line["correct"] for line in evaluated(tmp_path / "run", "--data", str(tmp_path / "some.npz"))} == {"40"}
+    np.savez(tmp_path / "other.npz", x=x, y=np.array(others)[classes])
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other.npz")]) == 2
+    assert f"other and the run differ in classes: only one has {unknown}" in capfd.readouterr().err
+
+
 def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
     rng = np.random.default_rng(0)
     x, y, names = rng.normal(size=(60, 3)), np.arange(60) % 2, np.array(["ann", "bob", "eve"])
