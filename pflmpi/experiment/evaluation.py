@@ -37,6 +37,7 @@ Update = Callable[[int, int], None]
 _ALONE = InProcessTransport()
 _ONE_NEW_CLIENT = {"name": "iid", "clients": 1}  # partitions of other data for unseen clients
 _NEW_CLIENT_PER_WRITER = {"name": "writers", "clients": None}
+_TEST_ON_ALL = "; leave out whose samples they are, to test every client on all"
 
 
 def confusion(experiment: Experiment, run: Path, round: int, update: Update) -> np.ndarray | None:
@@ -246,35 +247,36 @@ def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
     num_trained = division.trained.num_clients
     if other.writers is None:
         return [np.arange(len(other.labels))] * num_trained
-    if (names := _client_names(division)) and (other_names := other.written_clients):
-        _refuse_unknown(other, "clients", names, other_names)
-        _refuse_unknown(other, "clients", other_names, names)
-        return [np.flatnonzero(other.writers == other_names.index(name)) for name in names[:num_trained]]
-    writers, num_clients = np.unique(other.writers), len(division.numbers)
-    if len(writers) != num_clients:
-        raise ConfigError(
-            f"--data {other.name} has samples of {len(writers)} clients, and the run's partition has {num_clients}; "
-            "give as many, or leave out whose they are, to test every client on all"
-        )
-    return [np.flatnonzero(other.writers == writers[number]) for number in division.numbers[:num_trained]]
+    names, writers = _client_names(other, division), np.unique(other.writers).tolist()
+    other_names = [*other.written_clients] or [str(number) for number in range(len(writers))]
+    _refuse_others(other, "clients", names, other_names, may_lack=False, remedy=_TEST_ON_ALL)
+    return [np.flatnonzero(other.writers == writers[other_names.index(name)]) for name in names[:num_trained]]
 
 
-def _client_names(division: Division) -> list[str]:
-    """Returns the names of the clients in the data, unseen ones last; [] where a client is not one of the data's."""
+def _client_names(other: Dataset, division: Division) -> list[str]:
+    """Returns the names of the clients in the run's data, or else their numbers in the partition; unseen ones last.
+
+    Raises:
+        ConfigError: the data has names, of other clients than the partition makes.
+    """
     dataset = division.trained.dataset
     if dataset.writers is None or not dataset.written_clients:
-        return []
+        return [str(number) for number in division.numbers]
     writers = [np.unique(dataset.writers[samples]) for samples in division.everyone.train]
     names = [dataset.written_clients[ids[0]] for ids in writers if len(ids) == 1]
-    return names if len({*names}) == len(writers) else []
+    if len({*names}) < len(writers):
+        raise ConfigError(
+            f"--data {other.name} says whose its samples are, and the clients of the run are not those of its own "
+            f"data: its partition mixes them{_TEST_ON_ALL}"
+        )
+    return names
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
     """Returns the positions of the first's columns in the other; None if they are the same, or one has no names."""
     if not first.columns or not other.columns or first.columns == other.columns:
         return None
-    _refuse_unknown(other, "columns", first.columns, other.columns)
-    _refuse_unknown(other, "columns", other.columns, first.columns)
+    _refuse_others(other, "columns", first.columns, other.columns, may_lack=False)
     return [other.columns.index(name) for name in first.columns]
 
 
@@ -283,7 +285,7 @@ def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
     classes, other_classes = _class_names(first), _class_names(other)
     if not (classes and other_classes):
         classes, other_classes = first.label_numbers, other.written_labels or other.label_numbers
-    _refuse_unknown(other, "classes", classes, other_classes)
+    _refuse_others(other, "classes", classes, other_classes, may_lack=True)
     return np.array([classes.index(name) for name in other_classes])
 
 
@@ -294,9 +296,14 @@ def _class_names(dataset: Dataset) -> tuple[str, ...]:
     return dataset.class_names or CLASS_NAMES.get(dataset.name, ())
 
 
-def _refuse_unknown(other: Dataset, what: str, names: Sequence[str], other_names: Sequence[str]) -> None:
-    if unknown := [name for name in other_names if name not in names]:
+def _refuse_others(
+    other: Dataset, what: str, names: Sequence[str], other_names: Sequence[str], *, may_lack: bool, remedy: str = ""
+) -> None:
+    """Raises `ConfigError` for names that the run does not have, or, unless it may lack some, the other data."""
+    unknown = [name for name in other_names if name not in names]
+    missing = [name for name in names if name not in other_names and not may_lack]
+    if unknown or missing:
         raise ConfigError(
-            f"--data {other.name} and the run differ in {what}: only one has {join_truncated(unknown)}; those of the "
-            f"run are {join_truncated(names)}"
+            f"--data {other.name} and the run differ in {what}: only one has {join_truncated(unknown or missing)}; "
+            f"those of the run are {join_truncated(names)}{remedy}"
         )

@@ -152,6 +152,21 @@ def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
     assert [line["samples"] for line in lines] == ["20", "30", "10"]
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other.npz")]) == 2
     assert "other and the run differ in clients: only one has cat" in capfd.readouterr().err
+    raw["partition"] = {"name": "iid", "clients": 3}
+    quick_run.run(raw, tmp_path / "mixed")
+    assert quick_run.command(["evaluate", str(tmp_path / "mixed"), "--data", str(tmp_path / "same.npz")]) == 2
+    assert "the clients of the run are not those of its own data" in capfd.readouterr().err
+
+
+def test_clients_without_names_are_those_of_the_same_number(tmp_path, capfd):
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    x, y = np.zeros((70, 8, 8), np.uint8), np.arange(70) % 10
+    for file, others in (("numbers", np.arange(7)), ("names", [*"abcdefg"])):
+        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(others, [7, 8, 9, 10, 11, 12, 13]))
+    lines = evaluated(tmp_path / "run", "--data", str(tmp_path / "numbers.npz"))
+    assert [line["samples"] for line in lines] == ["7", "8", "9", "10", "11", "12", "13"]
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "names.npz")]) == 2
+    assert "names and the run differ in clients: only one has a, b, c" in capfd.readouterr().err
 
 
 def test_pixels_normalised_by_all_samples_are_no_others(tmp_path, capfd):
