@@ -103,6 +103,11 @@ class Checkpoint:
         """Mean and standard deviation that samples are normalised with, `mean` and `std` [C]."""
         return run_folder.read_section(self.run, self.number, "normalisation")
 
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes [K]; [] if the run recorded none."""
+        return [str(name) for name in json.loads(str(self.attributes.get("class_names", "[]")))]
+
     @cached_property
     def attributes(self) -> Mapping[str, str | int | float]:
         """Attributes of the round file: the configuration, the algorithm, descriptions of the arrays."""

@@ -1,6 +1,5 @@
 """The state of a run over rounds as a lazy xarray.Dataset."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -50,8 +49,7 @@ def open_dataset(
             coordinates[axes[0]] = first.clients[path].clients
         rows = _LeafOverRounds(open_round, np.array(rounds), path, shape, dtype)
         variables[path] = (("round", *axes), indexing.LazilyIndexedArray(rows))
-    class_names = json.loads(str(first.attributes.get("class_names", "[]")))
-    if class_names and any("class" in axes for axes, _ in variables.values()):
+    if (class_names := first.class_names) and any("class" in axes for axes, _ in variables.values()):
         coordinates["class"] = class_names
     return xarray.Dataset(variables, coordinates, {"run": str(first.attributes.get("run", ""))})
 

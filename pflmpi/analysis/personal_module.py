@@ -94,7 +94,7 @@ def _to_tree(flat: Mapping[str, np.ndarray]) -> Tree:
 
 
 class Samples(NamedTuple):
-    """Samples [m, ...], bytes or numbers before normalisation, and their classes [m]."""
+    """Samples [m, ...], bytes or numbers before normalisation, and their labels [m, ...]; classes count from 0."""
 
     x: np.ndarray
     y: np.ndarray

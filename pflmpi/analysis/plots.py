@@ -202,12 +202,17 @@ class Clouds(Plot):
     x_label: str
     y_label: str
     clouds: tuple[Cloud, ...]
+    class_names: tuple[str, ...] = ()  # [K]; () if they have none
+
+    def name_class(self, label: int) -> str:
+        """Returns the name of a class, or else its number."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def lines(self) -> Iterable[Line]:
         yield ("panel", "class", "client (-1: server)", self.x_label, self.y_label)
         for cloud in self.clouds:
             for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
-                yield (cloud.title, int(label), int(client), x, y)
+                yield (cloud.title, self.name_class(int(label)), int(client), x, y)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

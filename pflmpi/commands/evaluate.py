@@ -5,8 +5,8 @@ pflmpi evaluate runs/mine --round 29 --split train
 """
 
 import argparse
-import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
     from pflmpi.analysis.run import open_run
     from pflmpi.experiment.restore import reopen
+    from pflmpi.experiment.stored_config import class_names
 
     _check_options(options)
     opened = open_run(options.run)
@@ -76,12 +77,12 @@ def run(options: argparse.Namespace) -> int:
     counts = _test_clients(experiment, opened.path, round.number, options)
     samples = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
     samples += ", after local training" * options.after_training
-    names = json.loads(str(round.attributes.get("class_names", "[]")))
+    names = class_names(experiment) or [str(label) for label in range(counts.hits.shape[1])]
     _show(counts, f"{options.run}, round {round.number}, {samples}", names)
     if (prefix := _recorded_prefix(options)) is not None:
         print(_compare_with_recorded(round, counts, prefix), end="")
     if options.out is not None:
-        _write(options.out, counts)
+        _write(options.out, counts, names)
     return 0
 
 
@@ -122,7 +123,7 @@ def _test_clients(experiment: "Experiment", run: Path, round: int, options: argp
         return evaluation.count_trained(experiment, run, round, update, options.after_training)
 
 
-def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
+def _show(counts: "Counts", title: str, class_names: Sequence[str]) -> None:
     """Show the measures over all clients, of each class, and of the first clients."""
     from rich.table import Table
 
@@ -138,8 +139,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     terminal.print(over_all)
     classes = Table("class", "samples", "accuracy")
     for label, share in enumerate(counts.class_accuracy if counts.by_class else ()):
-        name = class_names[label] if label < len(class_names) else str(label)
-        classes.add_row(name, str(counts.total[:, label].sum()), _text("accuracy", share))
+        classes.add_row(class_names[label], str(counts.total[:, label].sum()), _text("accuracy", share))
     if counts.by_class:
         terminal.print(classes)
     columns = _client_columns(counts)
@@ -172,12 +172,12 @@ def _compare_with_recorded(round: "Checkpoint", counts: "Counts", prefix: str) -
     return f"{what}; was it computed on another device?\n"
 
 
-def _write(path: Path, counts: "Counts") -> None:
+def _write(path: Path, counts: "Counts", class_names: Sequence[str]) -> None:
     """Write a line for each client: its measures, and its accuracy in each class."""
     from pflmpi.runtime.counts import divide_or_nan
 
     by_class = divide_or_nan(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
-    classes = [f"accuracy_class_{label}" for label in range(by_class.shape[1])]
+    classes = [f"accuracy_class_{class_names[label]}" for label in range(by_class.shape[1])]
     columns = _client_columns(counts)
     lines: list[list[Any]] = [["client", *columns, *classes]]
     for client, values in enumerate(zip(*columns.values(), strict=True)):

@@ -1,5 +1,7 @@
 """Draws a partition in the terminal: one line per client, one shaded cell per class."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,7 +21,8 @@ def draw_partition(federation: Federation, width: int) -> RenderableType:
     counts = federation.class_counts
     shown = min(federation.num_clients, MAX_CLIENTS)
     cells = _Cells(counts, max(width, 40) - len(MARGIN.format("", "", "", "")))
-    lines = [Text(MARGIN.format("client", "train", "test", "cls") + cells.header(), style="bold")]
+    header = MARGIN.format("client", "train", "test", "cls") + cells.header(federation.dataset.label_numbers)
+    lines = [Text(header, style="bold")]
     for client in range(shown):
         classes_held = int((counts[client] > 0).sum())
         margin = MARGIN.format(client, federation.num_train[client], federation.num_test[client], classes_held)
@@ -62,11 +65,11 @@ class _Cells:
                 cells.append(shade * self.cell_width)
         return "".join(cells)
 
-    def header(self) -> str:
-        """Writes class numbers above their cells, as many as fit."""
+    def header(self, labels: Sequence[str]) -> str:
+        """Writes labels [K] above their cells, as many as fit."""
         line = ""
         for cell in range(self.num_cells):
-            label = str(cell * self.per_cell)
+            label = labels[cell * self.per_cell]
             start = cell * self.cell_width + int(self.show_counts)  # above the count, if shown
             # A label may be wider than its cell: the next ones are left out until there is a gap.
             if start >= len(line) + bool(line) and start + len(label) <= self.num_cells * self.cell_width:

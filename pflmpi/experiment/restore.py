@@ -51,9 +51,9 @@ def continue_after(run: Path, experiment: Experiment, recorded: Mapping[str, Any
 
 
 def _log_other_class_names(run: Path, round: int, names: str) -> None:
-    """Warn where the names of the classes (JSON) differ from those in a checkpoint."""
+    """Warn where the names of the classes (JSON) differ from those in a checkpoint, if it has any."""
     before = run_folder.read_attributes(run, round).get("class_names", names)
-    if before != names:
+    if before not in (names, "[]"):
         _log.warning("the names of the classes are now %s; up to round %d they are %s", names, round, before)
 
 

@@ -120,11 +120,12 @@ def _entries(experiment: Experiment, number: int) -> Entries:
 
 
 def class_names(experiment: Experiment) -> tuple[str, ...]:
-    """Returns the class names that the data has, or those of a dataset of the package."""
+    """Returns the names of the classes: in the data or else its labels, or those of a dataset of the package."""
     data, dataset = experiment.config.data, experiment.federation.dataset
     if not dataset.task_kind.classes:
         return ("all samples",)
-    return dataset.class_names or (CLASS_NAMES.get(data.name, ()) if data.path is None else ())
+    built_in = CLASS_NAMES.get(data.name, ()) if data.path is None else ()
+    return dataset.class_names or dataset.written_labels or built_in
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:

@@ -87,6 +87,32 @@ def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path):
     assert ",dog," in (tmp_path / "report" / "figures" / "partition.csv").read_text()
 
 
+def test_labels_that_are_numbers_are_the_names_of_their_classes(tmp_path, monkeypatch, caplog, capsys):
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(60, 4)), y=np.array([3, 5, 8])[np.arange(60) % 3])
+    raw = quick_run.settings(training={"rounds": 2}, model={"name": "mlp", "hidden": 4}, algorithm={"name": "fedproto"})
+    raw |= {"data": {"path": str(tmp_path / "my.npz")}, "partition": {"name": "iid", "clients": 3}}
+    raw["checkpoint"] = {"keep": 0}
+    run = tmp_path / "run"
+    with monkeypatch.context() as before:
+        before.setattr("pflmpi.experiment.stored_config.class_names", lambda experiment: ())
+        quick_run.run(quick_run.settings(raw, training={"rounds": 1}), run)
+    quick_run.resume(run, ("training.rounds=2",))
+    assert "the names of the classes" not in caplog.text, "the run had none"
+    assert open_run(run).round().attributes["class_names"] == '["3", "5", "8"]'
+    assert main(["evaluate", str(run), "-o", str(tmp_path / "clients.csv")]) == 0
+    assert (tmp_path / "clients.csv").read_text().splitlines()[0].endswith("class_3,accuracy_class_5,accuracy_class_8")
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 0
+    (means,) = (tmp_path / "report" / "figures").rglob("*-pca.csv")
+    assert {line.split(",")[1] for line in means.read_text().splitlines()} == {"class", "3", "5", "8"}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(raw))
+    capsys.readouterr()
+    assert main(["data", str(tmp_path / "my.yaml")]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["client", "train", "test", "cls", "3", "5", "8"]
+    assert main(["data", str(tmp_path / "my.npz"), "--picture", str(tmp_path / "my.svg")]) == 0
+    picture = (tmp_path / "my.svg").read_text()
+    assert all(f">class {label}<" in picture for label in (3, 5, 8)) and ">class 0<" not in picture
+
+
 def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path, capsys):
     path = table(tmp_path / "my.csv")
     assert main(["data", str(path), "--label", "kind"]) == 0

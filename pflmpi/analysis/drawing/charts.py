@@ -424,12 +424,15 @@ def _names_axis(field: str, label: str, names: Sequence[str | int], most: int) -
 
 
 def _clouds(plot: Clouds) -> Spec:
-    rows = [row for cloud in plot.clouds for row in _cloud_points(cloud)]
+    rows = [row for cloud in plot.clouds for row in _cloud_points(plot, cloud)]
     axes: Spec = {"axis": {"grid": False}, "scale": {"zero": False, "padding": 12}}
     place = {"x": _quantity("x", plot.x_label, **axes), "y": _quantity("y", plot.y_label, **axes)}
     classes = sorted({int(label) for cloud in plot.clouds for label in cloud.classes})
-    colour = _colour([str(label) for label in classes], classes, "label")
-    colour |= {"title": "class", "legend": {"columns": 8, "symbolType": "circle"} if len(classes) <= 24 else None}
+    names = [plot.name_class(label) for label in classes]
+    columns = {"columns": 8} if max(map(len, names)) <= 2 else {}
+    colour = _colour(names, classes, "label", symbolType="circle", **columns) | {"title": "class"}
+    if len(classes) > 24:
+        colour["legend"] = None
 
     def of_server(server: object, client: object) -> Spec:
         return {"condition": {"test": "datum.client < 0", "value": server}, "value": client}
@@ -438,30 +441,35 @@ def _clouds(plot: Clouds) -> Spec:
     tips = _tips(["x", "y"], client="client (-1: server)", label="class", x=plot.x_label, y=plot.y_label)
     points = {"mark": {"type": "point", "filled": True}, "name": "picking"}
     text = {"type": "text", "align": "left", "dx": 6, "dy": -6, "color": INK}
-    names = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
+    labels = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
         "data": {"values": rows},
         "params": [_picking("label"), _ZOOM, _CLIENT],
         "layer": [
             {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
-            {"transform": [{"filter": "datum.named"}], **names},
+            {"transform": [{"filter": "datum.named"}], **labels},
             {"transform": [{"filter": _IS_CLIENT}], "mark": ring, "encoding": place},
         ],
     }
     return _in_panels(spec, [cloud.title for cloud in plot.clouds])
 
 
-def _cloud_points(cloud: Cloud) -> Iterable[Spec]:
+def _cloud_points(plot: Clouds, cloud: Cloud) -> Iterable[Spec]:
     """The data rows of a cloud; `named` marks the points with a label."""
-    named = _named_points(cloud)
+    named = _named_points(cloud, 8 + 6 * max(map(len, plot.class_names), default=1))
     for place, (x, y) in enumerate(cloud.points.tolist()):
-        row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": str(int(cloud.classes[place]))}
+        name = plot.name_class(int(cloud.classes[place]))
+        row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": name}
         yield row | {"client": int(cloud.clients[place]), "named": int(place in named)}
 
 
-def _named_points(cloud: Cloud) -> set[int]:
-    """Chooses a point of each class to label: the server's, or the one closest to the mean, unless labels overlap."""
+def _named_points(cloud: Cloud, width: int) -> set[int]:
+    """Chooses a point of each class to label: the server's, or the one closest to the mean, unless labels overlap.
+
+    Args:
+        width: of a label, in pixels.
+    """
     extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
     pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
     named: list[int] = []
@@ -470,6 +478,6 @@ def _named_points(cloud: Cloud) -> set[int]:
         server = of_class[cloud.clients[of_class] < 0]
         middle = pixels[server if len(server) else of_class].mean(0)
         place = int(of_class[np.abs(pixels[of_class] - middle).sum(1).argmin()])
-        if all((np.abs(pixels[place] - pixels[other]) > (14, 12)).any() for other in named):
+        if all((np.abs(pixels[place] - pixels[other]) > (width, 12)).any() for other in named):
             named.append(place)
     return set(named)

@@ -27,12 +27,12 @@ def draw_samples(dataset: Dataset, path: Path) -> None:
 
 
 def _chart_samples(dataset: Dataset) -> Spec:
-    classes = np.unique(dataset.labels)[:_MOST_CLASSES].tolist()
+    classes, class_names = np.unique(dataset.labels)[:_MOST_CLASSES].tolist(), _name_classes(dataset)
     images = dataset.images.ndim == 4 and dataset.images.dtype == np.uint8
     rows: list[Spec] = []
     for label in classes:
         for place, sample in enumerate(np.flatnonzero(dataset.labels == label)[:_MOST_SAMPLES].tolist()):
-            row: Spec = {"class": f"class {label}", "place": place}
+            row: Spec = {"class": f"class {class_names[label]}", "place": place}
             if images:
                 rows.append(row | {"url": _encode_png(dataset.images[sample])})
             else:
@@ -40,7 +40,7 @@ def _chart_samples(dataset: Dataset) -> Spec:
                 rows += [row | {"column": column, "value": float(value)} for column, value in enumerate(values)]
     more = dataset.num_classes - len(classes)
     title = f"samples of each class{f' ({more} more classes)' * (more > 0)}"
-    names = {"type": "ordinal", "sort": [f"class {label}" for label in classes], "title": None}
+    names = {"type": "ordinal", "sort": [f"class {class_names[label]}" for label in classes], "title": None}
     common: Spec = {"data": {"values": rows}, "title": title}
     if images:
         hidden = {"axis": None, "type": "ordinal"}
@@ -72,17 +72,23 @@ def _encode_png(sample: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def _name_classes(dataset: Dataset) -> tuple[str, ...]:
+    """Returns the names [K] of the classes of the user's own data, or else their labels."""
+    return dataset.class_names or dataset.written_labels
+
+
 def _chart_clients(dataset: Dataset) -> Spec:
     """A heat map of the samples of each client and class."""
     assert dataset.writers is not None
     counts = np.zeros((int(dataset.writers.max()) + 1, dataset.num_classes), np.int64)
     np.add.at(counts, (dataset.writers, dataset.labels), 1)
-    shown = counts[:_MOST_CLIENTS, :_MOST_CLASSES]
+    shown, class_names = counts[:_MOST_CLIENTS, :_MOST_CLASSES], _name_classes(dataset)
     rows = [
-        {"client": client, "class": label, "samples": int(value)} for (client, label), value in np.ndenumerate(shown)
+        {"client": client, "class": class_names[label], "samples": int(value)}
+        for (client, label), value in np.ndenumerate(shown)
     ]
     encoding = {
-        "x": {"field": "class", "type": "ordinal", "axis": {"labelAngle": 0}},
+        "x": {"field": "class", "type": "ordinal", "sort": class_names, "axis": {"labelAngle": 0}},
         "y": {"field": "client", "type": "ordinal"},
         "color": {"field": "samples", "type": "quantitative", "scale": {"scheme": "blues"}},
     }

@@ -301,6 +301,7 @@ def plot_projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: C
             x_label=axes[0],
             y_label=axes[1],
             clouds=tuple(replace(cloud, points=part) for cloud, part in zip(clouds, parts, strict=True)),
+            class_names=tuple(checkpoints[-1].class_names),
         )
 
     points, shares = pca(vectors)

@@ -1,6 +1,5 @@
 """The figure of the partition (samples of each client and class), and sorting clients by their main class."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,10 +27,10 @@ def read_counts(run: Run) -> SampleCounts | None:
 def read_class_names(run: Run, count: int) -> list[str]:
     """The names of the classes in the newest checkpoint; their numbers if it has no such names."""
     try:
-        names = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
+        names = run.round(run.rounds[-1]).class_names if run.rounds else []
     except (CheckpointError, ValueError):
         names = []
-    return [str(name) for name in names] if len(names) == count else [str(label) for label in range(count)]
+    return names if len(names) == count else [str(label) for label in range(count)]
 
 
 def group_by_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | None, list[NamedRun]]]:
