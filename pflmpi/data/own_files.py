@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.config.yaml_file import UNSTORABLE
 from pflmpi.data.array_files import OwnArrays, concatenate_parts, read_h5, read_h5_names, read_npz, read_npz_names
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, assemble, find_coarse_column, find_missing, to_numbers
@@ -120,6 +121,7 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         classes, labels = _find_classes(arrays, y)
         num_classes = len(classes)
         class_names = _find_class_names(classes, arrays.class_names)
+        _check_class_names(class_names)
         written_labels = _to_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
     else:
         labels = task_kind.labels(y)
@@ -241,6 +243,20 @@ def _find_class_names(classes: np.ndarray, names: np.ndarray | None) -> tuple[st
         f"class_names has the shape {list(names.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
         "give one name for each class, in the order of the labels"
     )
+
+
+def _check_class_names(names: tuple[str, ...]) -> None:
+    """Raises `ValueError` for names of classes [K] that are empty or repeated, or that no checkpoint can store."""
+    labels: dict[str, int] = {}
+    for label, name in enumerate(names):
+        if not name.strip():
+            raise ValueError(f"class {label} has the empty name {name!r}; give each class a name")
+        if (first := labels.setdefault(name, label)) < label:
+            raise ValueError(
+                f"classes {first} and {label} have the same name {name!r}; give each its own, or their samples one label"
+            )
+        if UNSTORABLE.search(name):
+            raise ValueError(f"class {label} has the name {name!r}, with a character that no text can hold; rename it")
 
 
 def _to_texts(values: np.ndarray) -> tuple[str, ...]:

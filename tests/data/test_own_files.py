@@ -320,6 +320,11 @@ ARRAYS = [  # of an .npz
     *(({"x": X[:2], "y": y}, rf"sample {row} has no label \(.*\); give each sample one, or leave it out")
       for y, row in (([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0), (["a", "<NA>"], 1),
                      (np.array(["2000-01-01", "NaT"], "M8[D]"), 1), (np.array([1, "NaT"], "m8[s]"), 1))),
+    *(({"x": X, "y": [0, 1, 2, 3], "class_names": ["cat", *names, "owl"]}, expected) for names, expected in (
+        (["cat", "dog"], "classes 0 and 1 have the same name 'cat'; give each its own"),
+        (["dog", " "], "class 2 has the empty name ' '; give each class a name"),
+        (["a\0b", "dog"], r"class 1 has the name 'a\\x00b', with a character that no text can hold; rename it"))),
+    ({"x": X, "y": ["cat", "d\0g", "owl", "emu"]}, r"class 1 has the name 'd\\x00g', with a character"),
     ({"x": X[:2], "y": [0, 1], "client": np.array(["NaT", "2000"], "M8[Y]")}, r"sample 0 has no client \(NaT\)"),
 ]  # fmt: skip
 
