@@ -14,7 +14,7 @@ from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.runtime.config import EvaluationConfig
+from pflmpi.runtime.config import EvaluationConfig, list_free_keys
 from pflmpi.store.checked_hdf5 import find_truncation
 from pflmpi.store.names import round_path
 
@@ -118,6 +118,7 @@ def _format_hash_difference(name: str, a: dict[str, Any], b: dict[str, Any]) -> 
 
 
 _UNKNOWN = "-"
+_FORK = "recorded.fork"
 
 TextsByOption = dict[str, list[str]]  # option -> a text for each run
 
@@ -138,7 +139,7 @@ def list_compared_options(runs: Sequence[Run]) -> TextsByOption:
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
         for key, texts in differing_options(runs).items()
-        if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
+        if key not in ("algorithm.name", "training.rounds") and (len({*texts} - {_UNKNOWN}) > 1 or key == _FORK)
     }
 
 
@@ -166,10 +167,33 @@ def describe_unequal_lengths(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def collect_decisive_options(run: Run) -> dict[str, Any]:
-    """The options that affect the results of a run, by `section.key`, with hashes of the user's files and code."""
+    """The options that affect the results of a run, by `section.key`, with hashes of the user's files and code.
+
+    A fork also has "recorded.fork"; see `describe_fork`.
+    """
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
     files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _list_user_files(run)}
-    return {**select_decisive_options(run.config), **files, **code}
+    fork = {_FORK: text} if (text := describe_fork(run)) else {}
+    return {**select_decisive_options(run.config), **files, **code, **fork}
+
+
+def describe_fork(run: Run) -> str:
+    """The options that were others until the run left its parent, and until that one left its own, as text.
+
+    "" if they are options that a resumed run may change too, or none: then the fork is what its parent would be.
+    """
+    training = run.config.get("training", {})
+    free = list_free_keys(training.get("schedule", ""), training.get("decay_rounds"))
+    texts = []
+    origin = run.recorded.get("fork")
+    while isinstance(origin, dict):
+        changes = origin.get("changes")
+        for key, change in changes.items() if isinstance(changes, dict) else ():
+            if _affects_results(key) and key not in free:
+                before = change[0] if isinstance(change, list) and change else change
+                texts.append(f"{key} was {format_yaml(before)} until round {origin.get('round')}")
+        origin = origin.get("fork")
+    return ", ".join(texts)
 
 
 def _list_user_files(run: Run) -> list[str]:
@@ -185,8 +209,11 @@ def _list_user_files(run: Run) -> list[str]:
 
 def select_decisive_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a configuration that affect results, including those added by `add_later_defaults`."""
-    options = by_key({key: value for key, value in config.items() if key not in _IRRELEVANT_SECTIONS})
-    return {key: value for key, value in add_later_defaults(options).items() if key not in _IRRELEVANT_OPTIONS}
+    return {key: value for key, value in add_later_defaults(by_key(config)).items() if _affects_results(key)}
+
+
+def _affects_results(key: str) -> bool:
+    return str(key).partition(".")[0] not in _IRRELEVANT_SECTIONS and key not in _IRRELEVANT_OPTIONS
 
 
 def add_later_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

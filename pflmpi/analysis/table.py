@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import choose_main_measure, select_decisive_options
+from pflmpi.analysis.comparable import choose_main_measure, describe_fork, select_decisive_options
 from pflmpi.analysis.metrics import CostTo, compute_cost_to
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config import yaml_file
@@ -288,6 +288,8 @@ def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -
         )
     if change := find_different_option(run.config, cell.raw):
         return f"{change} in the table"
+    if fork := describe_fork(run):
+        return f"{fork} (recorded.fork)"
     return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
 
 

@@ -41,7 +41,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
 
     Returns:
         What the new run records: `run` (id of the old one), `round`, `digest`, and `changes`, [before, now] by dotted
-        key.
+        key; of a fork of a fork also `fork`, what the old one records.
 
     Raises:
         CheckpointError: the round is damaged, or a value cannot change, which is named.
@@ -61,11 +61,13 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
         )
     experiment.check_participation(round)
     _check_past(run, round, experiment)
+    before = stored.read(run)["recorded"].get("fork")
     origin = {
         "run": config_file.run_id(run),
         "round": round,
         "digest": run_folder.digest(run, round),
         "changes": {key: [*change] for key, change in changes.items()},
+        **({"fork": before} if before else {}),
     }
     lock = take(out, {}, False)
     try:

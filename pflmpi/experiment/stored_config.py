@@ -25,7 +25,7 @@ from pflmpi.messages.packing import to_numpy
 from pflmpi.models.built_module import are_equal, read_state_dict
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.module_names import module_names
-from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.runtime.config import list_free_keys
 from pflmpi.store import config_file, module_file, partition_file, run_folder
 from pflmpi.store.module_file import CONSTANT, FROM_FILE, Entries, WeightsFile
 from pflmpi.transports.base import Transport
@@ -267,7 +267,5 @@ def _check_changes(run: Path, differences: Mapping[str, tuple[Any, Any]], config
 
 def _format_fixed(differences: Mapping[str, tuple[Any, Any]], config: Config) -> list[str]:
     """Formats the differences that would change results."""
-    training, free = config.training, set(FREE_ON_RESUME)
-    if training.schedule == "cosine" and training.decay_rounds is None:
-        free.discard("training.rounds")  # over which learning rates decay
+    free = list_free_keys(config.training.schedule, config.training.decay_rounds)
     return [f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in differences.items() if key not in free]

@@ -165,3 +165,9 @@ FREE_ON_RESUME = {
     "output.trackers",
     "output.events",
 }
+
+
+def list_free_keys(schedule: str, decay_rounds: int | None) -> set[str]:
+    """Returns the keys that a resumed run with this schedule of learning rates may change."""
+    decays_over_all = schedule == "cosine" and decay_rounds is None
+    return FREE_ON_RESUME - {"training.rounds"} if decays_over_all else FREE_ON_RESUME

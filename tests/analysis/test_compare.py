@@ -9,7 +9,7 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.bisection import differing_settings
-from pflmpi.analysis.comparable import differing_options, group_by_seed, why_incomparable
+from pflmpi.analysis.comparable import differing_options, group_by_seed, list_compared_options, why_incomparable
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import find_runs, open_runs
 from pflmpi.analysis.selection import name_runs
@@ -103,6 +103,32 @@ def test_seeds_that_unlike_code_has_made_are_columns_of_their_own(tmp_path, capf
     assert shown["seed"] == ["3, 4", "5"]
     assert len({*shown["code.algorithm"]}) == 2 and all(len(text) == 12 for text in shown["code.algorithm"])
     assert open_runs(f"{tmp_path}/sweep/*").summary()["seeds"].tolist() == [2, 1]
+
+
+def test_a_fork_is_no_seed_of_what_it_was_not_from_the_start_on(runs):
+    def run(seed, **fork):
+        run = open_run(runs[1])
+        run.config["seed"] = seed
+        if fork:
+            run.recorded["fork"] = {"run": f"{seed}", "digest": f"{seed}", **fork}
+        return run
+
+    def count(*those):
+        return [len(group.runs) for group in group_by_seed(name_runs(those))]
+
+    fork = {"round": 2, "changes": {"training.lr": [0.05, 0.1]}}
+    assert count(run(0, **fork), run(1)) == count(run(0, **fork), run(1, **{**fork, "round": 1})) == [1, 1]
+    assert count(run(0, **fork), run(1, **fork)) == [2], "forks of two seeds are seeds too"
+    assert count(run(0, **fork), run(1, **fork, fork=fork)) == [1, 1], "the parent was a fork"
+    unchanged = {"round": 2, "changes": {"training.rounds": [2, 3], "runtime.executor": ["loop", "lanes"]}}
+    assert count(run(0, **unchanged), run(1)) == [2]
+    cosine = [run(0, **unchanged), run(1)]
+    for one in cosine:
+        one.config["training"]["schedule"] = "cosine"
+    assert count(*cosine) == [1, 1], "rates fall over all rounds"
+    text = "training.lr was 0.05 until round 2"
+    assert differing_options([run(0, **fork), run(0)]) == {"recorded.fork": [text, "-"]}
+    assert list_compared_options([run(0, **fork), run(0)]) == {"recorded.fork": [text, ""]}
 
 
 def test_seeds_with_unlike_numbers_of_rounds_are_said_to_have_them(tmp_path, capfd):

@@ -208,6 +208,18 @@ def test_a_run_copied_in_the_place_of_another_seed_is_named_and_left_out(tmp_pat
     assert "it is the same run as" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_fork_that_began_with_other_options_is_named_and_left_out(tmp_path):
+    table, among = small(tmp_path, seeds=[5])
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    run, changes = among[0].run(tmp_path / "out"), {"training.rounds": [1, 2]}
+    for state in ("", "other configuration"):
+        config_file.write(run, dump(among[0].raw | {"recorded": {"fork": {"round": 1, "changes": changes}}}))
+        entry = of(table, among, tmp_path / "out")["FedAvg"]
+        assert entry.state == state
+        changes |= {"training.lr": [0.5, 0.01]}
+    assert f"{run} is left out: training.lr was 0.5 until round 1 (recorded.fork)" in entry.notes
+
+
 def test_every_run_of_the_tables_of_papers_is_that_of_its_cell():
     for path in sorted(Path("configs").rglob("*.yaml")):
         if "columns" not in (raw := yaml.safe_load(path.read_text())) and "runs_of" not in raw:

@@ -79,6 +79,7 @@ def test_it_goes_on_with_another_rate_and_without_clients(parent, tmp_path, capf
     again = open_run(tmp_path / "fork").fork(tmp_path / "again", round=3, without_clients=[0])
     assert again.config["training"]["without_clients"] == [0, 2, 5], "and those before"
     assert again.config["training"]["lr"] == 0.01
+    assert again.recorded["fork"]["fork"] == open_run(tmp_path / "fork").recorded["fork"]
 
 
 def test_from_python_as_from_the_command_line(parent, tmp_path):
