@@ -48,10 +48,10 @@ def format_decimal(value: float, places: int) -> str:
 def pluralize(number: int, noun: str) -> str:
     """Format a number with its noun, singular or plural.
 
-    >>> pluralize(1, "rank"), pluralize(3, "core")
-    ('1 rank', '3 cores')
+    >>> pluralize(1, "rank"), pluralize(3, "core"), pluralize(2, "class")
+    ('1 rank', '3 cores', '2 classes')
     """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def format_bytes(count: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pflmpi.analysis.selection import pick_evenly_spaced
-from pflmpi.text import format_csv
+from pflmpi.text import format_csv, pluralize
 
 Line = Sequence[str | int | float]
 
@@ -309,24 +309,27 @@ def _downsample_curve(curve: Curve, most: int) -> Curve:
 
 
 def _downsample_matrices(plot: Matrices) -> Matrices:
-    """Keeps evenly spaced rows, and the same columns if rows and columns are both clients."""
+    """Keeps evenly spaced rows; if the columns begin with the rows, as in pairs of clients, also these and few others."""
     cells = sum(panel.values.size for panel in plot.panels)
     if cells <= _MOST_CELLS:
         return plot
-    square = plot.row_label == plot.column_label
-    share = (_MOST_CELLS / cells) ** (0.5 if square else 1.0)
+    pairs = all([*panel.columns[: len(panel.rows)]] == [*panel.rows] for panel in plot.panels)
+    share = (_MOST_CELLS / cells) ** (0.5 if pairs else 1.0)
     panels = []
     for panel in plot.panels:
         candidates = list(range(len(panel.rows)))
         count = min(len(candidates), max(2, int(len(candidates) * share)))
-        if len(plot.panels) == 1 and not square:  # rather rows with a value
+        if len(plot.panels) == 1 and not pairs:  # rather rows with a value
             candidates = np.flatnonzero(~np.isnan(panel.values).all(1)).tolist() or candidates
         rows = pick_evenly_spaced(candidates, count)
-        columns = rows if square else list(range(len(panel.columns)))
+        columns = list(range(len(panel.columns)))
+        if pairs:  # the diagonal stays one
+            others = columns[len(panel.rows) :]
+            columns = [*rows, *pick_evenly_spaced(others, int(len(others) * share))]
         names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
         panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
     drawn, total = (max(len(panel.rows) for panel in side) for side in (panels, plot.panels))
-    note = f"{drawn} of {total} {plot.row_label}s are drawn, evenly spaced"
+    note = f"{drawn} of {pluralize(total, plot.row_label)} are drawn, evenly spaced"
     return _add_note(replace(plot, panels=tuple(panels)), note)
 
 

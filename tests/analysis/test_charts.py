@@ -360,6 +360,21 @@ def test_of_many_clients_some_rows_are_drawn_and_many_rounds_are_means():
     assert "Each bar is the mean of 2 rounds" in bars.caption
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(80, 80), (150, 300)])
+def test_the_diagonal_is_hidden_also_where_some_rows_and_columns_are_drawn(rows, columns):
+    values = np.ones((rows, columns))
+    np.fill_diagonal(values, 100)
+    names = [f"name {place}" for place in range(columns)]
+    panel = Panel("", values, names[:rows], names)
+    words = {"row_label": "class", "column_label": "taken for", "value_label": "v"}
+    shown = downsample(Matrices(**ABOUT, **words, panels=(panel,), hide_diagonal=True))
+    (drawn,) = shown.panels
+    hidden = np.isnan(drawn.drawn_values(hide_diagonal=True))
+    assert drawn.values.size <= 3000 and np.nanmax(drawn.drawn_values(hide_diagonal=True)) == 1
+    assert hidden.tolist() == [[row == column for column in drawn.columns] for row in drawn.rows]
+    assert drawn.columns[-1] == names[-1] and f"{len(drawn.rows)} of {rows} classes are drawn" in shown.caption
+
+
 def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path):
     plot = curves(Curve("a", np.arange(3), np.arange(3.0), mark=1))
     drawn = draw(plot, tmp_path, PICTURES)
