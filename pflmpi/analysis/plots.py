@@ -111,7 +111,8 @@ class Curves(Plot):
                 point: str | int = "" if curve.client is None else curve.client
                 if curve.points is not None:
                     point = str(curve.points[i])
-                yield (curve.label, point, x, y, float(low[i]), float(high[i]), int(i == curve.mark))
+                name = self.x_names[int(x) - 1] if self.x_names else x
+                yield (curve.label, point, name, y, float(low[i]), float(high[i]), int(i == curve.mark))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -309,7 +310,7 @@ def _downsample_curve(curve: Curve, most: int) -> Curve:
 
 
 def _downsample_matrices(plot: Matrices) -> Matrices:
-    """Keeps evenly spaced rows; if the columns begin with the rows, as in pairs of clients, also these and few others."""
+    """Keeps evenly spaced rows; where the columns begin with the rows, as in pairs of clients, columns too."""
     cells = sum(panel.values.size for panel in plot.panels)
     if cells <= _MOST_CELLS:
         return plot

@@ -171,6 +171,7 @@ def test_a_logarithmic_axis_has_equal_factors_at_equal_distances():
 
 def test_layers_are_in_their_order_below_the_axis():
     plot = curves(Curve("a", np.arange(1, 4), np.array([3.0, 2, 1])), x_names=("fc", "body", "head"))
+    assert [line.split(",")[2] for line in plot.table().splitlines()[1:]] == ["fc", "body", "head"]
     names = [name for name in texts(render_svg(build_chart(plot))) if name in ("fc", "body", "head")]
     assert names == ["fc", "body", "head"]
     (line,) = marks(plot, "line")

@@ -201,7 +201,7 @@ def test_the_accuracy_by_class_is_that_of_the_test_samples_of_all_clients(traine
     tested, hits = run.counts.test.sum(0), run.round(3).metrics["hits"].sum(0)
     expected = 100 * hits / np.where(tested > 0, tested, np.nan)
     assert plot.curves[0].y.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
-    assert plot.x_names == tuple(map(str, range(10))) and plot.table().splitlines()[1].startswith("fedavg,,1,")
+    assert plot.x_names == tuple(map(str, range(10))) and plot.table().splitlines()[1].startswith("fedavg,,0,")
 
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained):
