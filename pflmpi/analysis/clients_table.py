@@ -1,5 +1,6 @@
 """The values of each client after a round: metrics, traffic and diagnostics."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ Columns = dict[str, np.ndarray]
 ClientValues = tuple[np.ndarray, np.ndarray]  # ascending ids [m] of clients, and their values [m, ...]
 
 _BYTES = {"up": "up_bytes", "down": "down_bytes"}
+_PREFIX = re.compile("^(unseen_|trained_|validation_|)client_")  # of metrics; a measure may have it in its name
 _CLIENT_AXES = (("client",), ("participant",))  # axes of metrics with one number for each client or participant
 
 
@@ -49,7 +51,7 @@ def _client_metrics(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
         axes = descriptions.figure("metrics", name)[1]
         if axes not in _CLIENT_AXES or name in {"participants", "total", "validation_total"}:  # columns of their own
             continue
-        column = name.replace("client_", "")
+        column = _PREFIX.sub(r"\1", name)
         if axes == ("client",):
             yield column, values
         else:

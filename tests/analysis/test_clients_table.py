@@ -50,6 +50,16 @@ def test_what_participants_alone_have_is_empty_for_the_others(run):
         assert lines[column][~trained].isna().all()
 
 
+def test_a_measure_whose_name_has_client_in_it_has_a_column_of_its_own(tmp_path):
+    code, text = tmp_path / "mine.py", "def {}(scores, labels):\n    return 1.0\n\n\n"
+    code.write_text(text.format("per_gap") + text.format("per_client_gap"))
+    measures = {"measures": ["accuracy", f"{code}:per_gap", f"{code}:per_client_gap"], "when": "both"}
+    quick_run.run(quick_run.settings(evaluation=measures, training={"rounds": 1}), tmp_path / "run")
+    table = open_run(tmp_path / "run").clients_table([1])
+    names = {"per_gap", "per_client_gap", "trained_per_gap", "trained_per_client_gap"}
+    assert {name for name in table if name.endswith("gap")} == names
+
+
 @pytest.mark.parametrize(("suffix", "read"), [("csv", pandas.read_csv), ("parquet", pandas.read_parquet)])
 def test_the_command_writes_the_table(run, tmp_path, suffix, read, capfd):
     path = tmp_path / f"clients.{suffix}"
