@@ -51,12 +51,14 @@ class Runs(tuple[Run, ...]):
     def clients_table(self) -> Any:
         """One pandas.DataFrame with a line for each run, client and round that has a checkpoint.
 
-        Its columns are the options of `frame`, then the columns of `Run.clients_table`.
+        Its columns are the options of `frame`, then the columns of `Run.clients_table`. Runs without a checkpoint have
+        no line.
 
         Raises:
             UserError: pandas is not installed; a file is damaged.
         """
-        return self._concat([run.clients_table() for run in self])
+        pd = import_extra("pandas", "clients_table()", "pandas")
+        return self._concat([run.clients_table() if run.rounds else pd.DataFrame() for run in self])
 
     def _concat(self, tables: Sequence[Any]) -> Any:
         """Joins a table of each run into one, with the folder and the differing options as first columns."""

@@ -102,6 +102,10 @@ def test_several_runs_are_one_table_with_what_they_differ_in(run, tmp_path):
     table = runs.clients_table()
     assert table["run"].tolist() == [str(tmp_path / "fedavg")] * 14 + [str(tmp_path / "fesem")] * 28
     assert set(table["algorithm.name"]) == {"fedavg", "fesem"} and table["diagnostic_clusters"].isna().sum() >= 14
+    for path in (tmp_path / "fedavg").glob("round_*.h5"):
+        path.unlink()
+    assert runs.clients_table()["run"].tolist() == [str(tmp_path / "fesem")] * 28, "a run that has just begun"
+    assert runs[:1].clients_table().empty
 
 
 def test_a_damaged_round_is_named(run, tmp_path):
