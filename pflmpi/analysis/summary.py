@@ -241,6 +241,7 @@ def _scale_bytes(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
 def choose_targets(runs: Sequence[Run]) -> list[float]:
     """The default targets of a report, accuracies as shares: what all runs reach, and 90 % of the best of all."""
     best = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
-    common = math.floor(100 * min(best, default=0.0)) / 100
+    worst = min(best, default=0.0)
+    common = max(percent / 100 for percent in range(101) if percent / 100 <= worst)  # 100 * 0.57 is below 57
     share = math.floor(1000 * _SHARE_OF_BEST * max(best, default=0.0)) / 1000
     return list(dict.fromkeys(target for target in (common, share) if target > 0))

@@ -109,6 +109,9 @@ def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_th
     runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
     assert choose_targets(runs) == [0.75, 0.81], "0.9 of 0.9"
     assert choose_targets([written(tmp_path / "c", ())]) == []
+    for percent in (29, 57, 58):
+        run = written(tmp_path / str(percent), (f"0.{percent}",))
+        assert choose_targets([run])[0] == percent / 100 == run.columns["accuracy_mean"][0]
 
 
 def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
