@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -206,13 +206,19 @@ def pick_value(columns: Mapping[str, np.ndarray], metric: str | None, figure: st
         latest = np.flatnonzero(evaluated)[-20:]
         return pick_value({name: column[latest] for name, column in columns.items()}, metric, "best")
     if figure == "best":
-        judge = choose_judging_column(shown.judge or shown.column, columns)
+        judge = _choose_judge(metric, columns)
         scores = np.where(evaluated, columns[judge], math.nan)
         if np.isnan(scores).all():
             return math.nan
         best = np.nanargmin(scores) if shown.lowest or lower_is_better(judge) else np.nanargmax(scores)
         return float(values[best])
     return statistics.fmean(values[evaluated][-1 if figure == "last" else -LAST :])
+
+
+def _choose_judge(metric: str | None, columns: Container[str]) -> str:
+    """The column that decides which round of a run is best."""
+    shown = metric_of(metric)
+    return choose_judging_column(shown.judge or shown.column, columns)
 
 
 def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
@@ -352,7 +358,7 @@ def _compute_entry(table: SweepTable, row: str, column: str, seeds: Sequence[_Se
         partitions=[*dict.fromkeys(filter(None, hashes))],
         problems=[seed.problem for seed in seeds if seed.problem],
         notes=[*_list_run_notes(seeds), *(f"{row}, {column}: {note}" for note in _list_seed_notes(runs, values))],
-        by_validation=any("validation_accuracy_mean" in run.columns for run in runs),
+        by_validation=any(_choose_judge(table.metric, run.columns).startswith("validation_") for run in runs),
     )
 
 

@@ -197,6 +197,10 @@ def test_a_table_says_what_chose_its_rounds(tmp_path):
     cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
     filled = compute_entries(table, [cell], tmp_path)
     assert filled[0].by_validation and "best round by validation, percent" in format_tables(table, filled)[0].caption
+    for metric in ("train_loss", "parameters"):
+        other = table.model_copy(update={"metric": metric})
+        filled = compute_entries(other, [cell], tmp_path)
+        assert not filled[0].by_validation and "validation" not in format_tables(other, filled)[0].caption
 
 
 def raw_of(raw):
