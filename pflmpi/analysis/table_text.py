@@ -107,9 +107,19 @@ def format_latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence
 
 def format_tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a LaTeX tabular for the package booktabs; the first column holds names."""
-    head, *body = (" & ".join(_escape_latex(text) for text in row) + r" \\" for row in [columns, *rows])
+    head, *body = (_format_latex_row(row) for row in [columns, *rows])
     start = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule"]
     return [*start, *body, r"\bottomrule", r"\end{tabular}"]
+
+
+def _format_latex_row(row: Sequence[str]) -> str:
+    """A row of a tabular; a first [ or * would belong to the command before it.
+
+    >>> print(_format_latex_row(["[a]", "1"]))
+    {}[a] & 1 \\\\
+    """
+    line = " & ".join(_escape_latex(text) for text in row) + r" \\"
+    return "{}" + line if line.lstrip().startswith(("[", "*")) else line
 
 
 def rate_difference(difference: float, spread: float | None) -> str:

@@ -12,7 +12,7 @@ import yaml
 import table_file
 from pflmpi.analysis.metrics import parse_columns
 from pflmpi.analysis.table import Entry, Value, compute_entries, find_different_option, pick_value
-from pflmpi.analysis.table_text import format_entries_csv, format_latex, format_markdown, format_tables
+from pflmpi.analysis.table_text import format_entries_csv, format_latex, format_markdown, format_tables, format_tabular
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
@@ -337,6 +337,11 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours,
     losses, _ = small(tmp_path, metric="train_loss")
     (line,) = csv.DictReader(format_entries_csv(losses, [one]).splitlines())
     assert line["fit"] == "" and expected not in format_tables(losses, [one])[0].rows[0][1]  # no points
+
+
+def test_a_row_of_latex_does_not_begin_with_what_the_command_before_takes():
+    rows = format_tabular(["", "a"], [["[12pt]", "1"], ["* b", "2"], ["c*", "3"]])[4:-2]
+    assert rows == [r"{}[12pt] & 1 \\", r"{}* b & 2 \\", r"c* & 3 \\"]
 
 
 def test_latex_escapes_text_and_sets_signs(tmp_path):
