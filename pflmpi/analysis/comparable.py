@@ -87,16 +87,22 @@ def why_incomparable(first: Run, other: Run) -> str | None:
 
 
 def find_damage(run: Run) -> list[str]:
-    """What a report leaves out of a run and why: damaged or foreign checkpoints, unreadable metrics or partition."""
-    damaged = [problem for number in run.rounds if (problem := find_truncation(round_path(run.path, number)))]
+    """What a report leaves out of a run and why: damaged or foreign checkpoints, unreadable metrics or partition.
+
+    A round that the run prunes meanwhile is no damage.
+    """
+    paths = {number: round_path(run.path, number) for number in run.rounds}
+    found = [(number, problem) for number, path in paths.items() if (problem := find_truncation(path))]
     unreadable = []
     for number in pick_evenly_spaced(run.rounds):
         if problems := [problem for path, problem in run.problems(number).items() if path.exists()]:
-            damaged += problems
+            found += [(number, problem) for problem in problems]
         elif isinstance(metric := run.metric_or_problem(run.main_measure.of_clients, number), str):
             unreadable.append(f"{metric}; these values of clients are left out")
-    if run.rounds and not damaged:
-        damaged += run.problems(run.rounds[-1]).values()  # also missing shards of the newest
+    if not found and (rounds := run.rounds):
+        found += [(rounds[-1], problem) for problem in run.problems(rounds[-1]).values()]  # also missing shards
+    present = run.rounds
+    damaged = [problem for number, problem in found if number in present]
     left_out = [f"{problem}; its round is left out" for problem in dict.fromkeys(damaged)] + unreadable
     try:
         run.counts  # noqa: B018  raises if partition.csv is not the run's

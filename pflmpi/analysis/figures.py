@@ -18,6 +18,7 @@ from pflmpi.errors import CheckpointError
 Plots = Sequence[Plot | Missing]
 
 MOST_DETAILED = 8  # groups of runs with figures of their own
+_RETRIES = 5  # with the newest checkpoint of a run that prunes those that are being read
 _MOST_MODELS = 8  # checkpoints of which the models of all clients are read
 
 
@@ -78,21 +79,33 @@ def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:
         return [Missing("Checkpoints", f"{run.path} has no good checkpoint")], []
     plots: list[Plot | Missing] = []
     problems: list[str] = []
-    makers: dict[str, Callable[[], Plots]] = {
-        "Diagnostics": lambda: diagnostics.plot_diagnostics(checkpoints),
-        "Similarity of the clients' layers": lambda: similarity.plot_cosines(
-            pick_evenly_spaced(checkpoints, _MOST_MODELS)
+    makers: dict[str, Callable[[Sequence[Checkpoint]], Plots]] = {
+        "Diagnostics": diagnostics.plot_diagnostics,
+        "Similarity of the clients' layers": lambda among: similarity.plot_cosines(
+            pick_evenly_spaced(among, _MOST_MODELS)
         ),
-        "CKA of the clients' layers": lambda: similarity.plot_cka(run),
-        clients.CONFUSION: lambda: [clients.plot_confusion(run)],
+        "CKA of the clients' layers": lambda _: similarity.plot_cka(run),
+        clients.CONFUSION: lambda _: [clients.plot_confusion(run)],
     }
     for title, make in makers.items():
         try:
-            plots += [partition.sort_by_class(plot, run) for plot in make()]
+            plots += [partition.sort_by_class(plot, run) for plot in _make_figures(run, make, checkpoints)]
         except CheckpointError as error:
             problems.append(str(error))
             plots.append(Missing(title, str(error)))
     return plots, problems
+
+
+def _make_figures(run: Run, make: Callable[[Sequence[Checkpoint]], Plots], checkpoints: Sequence[Checkpoint]) -> Plots:
+    """Makes figures of checkpoints, or of the newest one if the run has pruned others meanwhile."""
+    for _ in range(_RETRIES):
+        try:
+            return make(checkpoints)
+        except CheckpointError:
+            if all(checkpoint.number in run.rounds for checkpoint in checkpoints):
+                raise
+            checkpoints = [run.newest()[0]]
+    return make(checkpoints)
 
 
 def _open_intact_checkpoints(run: Run) -> list[Checkpoint]:

@@ -183,12 +183,14 @@ class Run:
         return None if isinstance(values, str) else values
 
     def metric_or_problem(self, name: str, number: int) -> np.ndarray | str | None:
-        """A metric of a checkpoint: None if it has no value, a text if it cannot be read. Cached."""
+        """A metric of a checkpoint: None if it has no value or is gone, a text if it cannot be read. Cached."""
         if (name, number) not in self._metrics:
             try:
                 values = self.round(number).metric(name)
                 self._metrics[name, number] = None if values is None or np.isnan(values).all() else values
             except CheckpointError as error:
+                if number not in self.rounds:  # pruned since rounds were listed
+                    return None
                 self._metrics[name, number] = str(error)
         return self._metrics[name, number]
 

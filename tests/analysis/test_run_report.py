@@ -18,14 +18,16 @@ import pytest
 
 import pflmpi
 import quick_run
+from pflmpi.analysis import comparable
 from pflmpi.analysis.comparable import find_damage
 from pflmpi.analysis.drawing.charts import COLOURS, INK
 from pflmpi.analysis.drawing.html import PageFigure, Section, build_page, draw_figures
 from pflmpi.analysis.drawing.rendering import ON_DARK
 from pflmpi.analysis.figures import make_run_figures
 from pflmpi.analysis.plots import Curve, Curves, Missing
-from pflmpi.analysis.run import open_run
+from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import name_runs
+from pflmpi.analysis.series import diagnostics, similarity
 from pflmpi.analysis.series.accuracy import read_main_by_round
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
@@ -432,3 +434,23 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
         assert read_main_by_round(one, one.main_measure) and make_run_figures(name_runs([one])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(comparable, "find_truncation"), (Run, "round"), (diagnostics, "plot_diagnostics"), (similarity, "plot_cosines")],
+)
+def test_a_round_that_is_pruned_while_a_report_is_made_is_no_damage(place, name, runs, tmp_path, monkeypatch):
+    """It is listed, and gone when it is read, as in a run that is being written."""
+    run, read = open_run(shutil.copytree(runs / "gmh", tmp_path / "run")), getattr(place, name)
+    first, *others = run.rounds
+
+    def prune_and_read(*args, **options):
+        round_path(run.path, first).unlink(missing_ok=True)
+        return read(*args, **options)
+
+    monkeypatch.setattr(place, name, prune_and_read)
+    assert find_damage(run) == []
+    plots, problems = make_run_figures(name_runs([run])[0])
+    assert problems == [] and not any(isinstance(plot, Missing) and "is missing" in plot.why for plot in plots)
+    assert run.rounds == others
