@@ -131,10 +131,15 @@ class Experiment:
             weights.check(task, int(np.argmax(self.cohort == cohort)))
         return dataclasses.replace(self, tasks=tuple(task.replace(first=weights) for task in self.tasks))
 
-    def check_participation(self, done: int) -> None:
-        """Raise `ConfigError` if a round after `done` cannot be computed with the clients that take part."""
-        participation = Participation(self.config.training, self.config.seed, self.federation.num_train)
+    def check_rounds(self, done: int) -> None:
+        """Raise `ConfigError` if a round after `done` cannot be computed, or newcomers would train at rate 0."""
+        training, evaluation = self.config.training, self.config.evaluation
+        participation = Participation(training, self.config.seed, self.federation.num_train)
         checks.check_participation(self.config, self.tasks[0], participation, done)
+        if done < training.rounds and isinstance(self.newcomer, Newcomer) and self.newcomer.trains:
+            why, remedy = f"evaluation.unseen = {evaluation.unseen}", "set training.decay_floor above 0, such as 0.1"
+            remedy += f", or training.decay_rounds well above {training.rounds}, or choose another training.schedule"
+            checks.check_newcomer_rate(training, training.rounds, evaluation.unseen_updates, why, remedy)
 
     @property
     def counts(self) -> SampleCounts:
@@ -178,7 +183,7 @@ def prepare(
     with outside.as_config_error():
         experiment = draft(config, federation or load_federation(config), device, gpu_models)
         experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
-        experiment.check_participation(0)
+        experiment.check_rounds(0)
         return experiment.with_run_weights()
 
 

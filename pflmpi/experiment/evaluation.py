@@ -19,6 +19,7 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
+from pflmpi.experiment.training_checks import check_newcomer_rate, check_rate
 from pflmpi.learning.measures import Measure
 from pflmpi.machine import expand_path
 from pflmpi.messages.downlink import Homes, Reply, send_down
@@ -36,6 +37,7 @@ Split = Literal["test", "validation", "train"]
 Update = Callable[[int, int], None]
 _ALONE = InProcessTransport()
 _ONE_NEW_CLIENT = {"name": "iid", "clients": 1}  # partitions of other data for unseen clients
+_EARLIER = "choose an earlier --round"
 _NEW_CLIENT_PER_WRITER = {"name": "writers", "clients": None}
 _TEST_ON_ALL = "; leave out whose samples they are, to test every client on all"
 
@@ -70,13 +72,18 @@ def count_trained(
         update: called with the number of groups of clients that are done, and of all.
         after_training: whether to train each client as in the next round before it is tested.
         measures: in place of those of the run.
+
+    Raises:
+        ConfigError: in the next round a client would train at learning rate 0.
     """
     ready = setup(experiment, 1, 1)
     if measures is not None:
         ready = replace(ready, executor=replace(ready.executor, measures=measures))
+    clients = np.arange(ready.task.num_clients)
     if after_training:
         _check_answers(ready, run, round)
-    clients = np.arange(ready.task.num_clients)
+        decay, who = ready.executor.decay(clients, round + 1).min(), f"--after-training: after round {round} clients"
+        check_rate(ready.task.training, decay, who, round + 1, _EARLIER)
     groups, counts = ready.placement.assign(clients)[0], []
     kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
     needs_own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
@@ -97,12 +104,14 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     """Test unseen clients that join after a round.
 
     Raises:
-        ConfigError: there are none, or the algorithm cannot take in new clients.
+        ConfigError: there are none, they would train at learning rate 0, or the algorithm cannot take in new clients.
     """
     ready = setup(experiment.with_run_weights(), 1, 1)  # with which newcomers begin
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
+    if ready.unseen.updates:
+        check_newcomer_rate(ready.task.training, round, ready.unseen.updates, "--unseen", _EARLIER)
     shared, kept = compute_newcomer_messages(ready, run, round), restore.read_kept(ready, run, round)
     return evaluate_unseen(ready.unseen, _ALONE, restore.read_server(run, round), shared, kept, round)
 

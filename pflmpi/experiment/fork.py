@@ -59,7 +59,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
             f"{run} cannot be forked with {_format_changes(changes)}: its {difference}; leave that as it is, or "
             "start a new run"
         )
-    experiment.check_participation(round)
+    experiment.check_rounds(round)
     _check_past(run, round, experiment)
     before = stored.read(run)["recorded"].get("fork")
     origin = {

@@ -139,6 +139,22 @@ def check_participation(config: Config, task: Task, participation: Participation
     config.algorithm.check(task, num_clients_of[fewest])
 
 
+def check_newcomer_rate(training: TrainingConfig, done: int, updates: int, why: str, remedy: str) -> None:
+    """Raise `ConfigError` where newcomers that make so many updates after round `done` would train at rate 0."""
+    if training.decay_by == "rounds":  # otherwise each update is as in a first participation
+        last = done + updates
+        check_rate(training, training.decay(last), f"{why}: after round {done} unseen clients", last, remedy)
+
+
+def check_rate(training: TrainingConfig, decay: float, who: str, round: int, remedy: str) -> None:
+    """Raise `ConfigError` if `decay`, the factor on the learning rates of a round, is 0."""
+    if decay == 0:
+        raise ConfigError(
+            f"{who} train at the learning rate of round {round}, which training.schedule = {training.schedule} makes "
+            f"0; {remedy}"
+        )
+
+
 def check_cached_features(config: Config, task: Task, transform: Transform | None, images: np.ndarray) -> None:
     """Raise `ConfigError` where `model.cache_features` could change what is computed.
 

@@ -188,6 +188,16 @@ def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path):
     assert len(once) == 3 and sum(correct(often)) > sum(correct(once)), "they learn what they are given"
 
 
+def test_training_at_rate_zero_is_refused(tmp_path, capfd):
+    raw = quick_run.settings(algorithm={"name": "local"}, training={"schedule": "cosine"})
+    quick_run.run(raw, tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9))
+    for words in (["--after-training"], ["--unseen", "--data", str(tmp_path / "new.npz")]):
+        assert evaluated(tmp_path / "run", "--round", "2", *words)
+        assert quick_run.command(["evaluate", str(tmp_path / "run"), *words]) == 2
+        assert f"{words[0]}: after round 3" in (error := capfd.readouterr().err) and "earlier --round" in error
+
+
 @pytest.mark.parametrize("command", ["evaluate", "probe"])
 def test_kernels_are_fixed_before_anything_is_computed(command, tmp_path, monkeypatch):
     quick_run.run(quick_run.settings(), tmp_path / "run")

@@ -15,7 +15,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import save
-from pflmpi.errors import DataError
+from pflmpi.errors import ConfigError, DataError
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs
 from pflmpi.messages.groups import clients_of
@@ -108,6 +108,20 @@ def test_more_updates_are_a_longer_training(tmp_path):
         quick_run.run(raw, tmp_path / str(updates))
         accuracy.append(run_folder.read_metrics(tmp_path / str(updates), 3)["unseen_accuracy_mean"])
     assert accuracy[1] > accuracy[0] + 0.1
+
+
+def test_newcomers_that_would_train_at_rate_zero_are_refused_before_the_start(tmp_path):
+    falling: dict[str, Any] = {"schedule": "cosine"}
+    raw = quick_run.settings(algorithm={"name": "fedper"}, training=falling, **UNSEEN)
+    with pytest.raises(ConfigError, match=r"unseen = 0.2: .* round 4, which .* = cosine makes 0; .*decay_floor"):
+        quick_run.run(raw, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    two = {"evaluation": {"unseen": 0.2, "unseen_updates": 2}}
+    with pytest.raises(ConfigError, match="after round 3 unseen clients train at the learning rate of round 5"):
+        prepared(quick_run.settings(raw, training={"decay_rounds": 4}, **two))
+    for change in ({"decay_floor": 0.1}, {"decay_rounds": 4}, {"decay_by": "participations"}, {"schedule": "constant"}):
+        prepared(quick_run.settings(raw, training=change))
+    prepared(quick_run.settings(raw, algorithm={"name": "fedavg"}))  # its newcomers do not train
 
 
 def test_an_algorithm_without_a_rule_says_so_once_and_the_scores_are_left_out(tmp_path, monkeypatch, caplog):
