@@ -103,7 +103,7 @@ class TrainingConfig(BaseModel):
     )
     decay_by: Annotated[
         Literal["rounds", "participations"],
-        Field(description="what the schedule counts: rounds, or those for which the client itself was drawn"),
+        Field(description="what the schedule counts: rounds, or those in which the client itself took part"),
     ] = "rounds"
     warmup: Annotated[int, Field(ge=0, description="rounds of linear rise before the schedule begins")] = 0
     optimizer: Annotated[Literal["sgd", "adam", "adamw"], Field(description="what takes the local steps")] = "sgd"
