@@ -227,7 +227,8 @@ class Algorithm(ABC):
     def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
         """Replaces `down` to predict with the model right after local training, before the server's update.
 
-        By default messages sent to be averaged replace the received ones of the same name.
+        All messages have an axis of clients, [m, ...]. By default those sent to be averaged replace the received ones
+        of the same name.
         """
         averaged = [name for name, kind in self.uplink(task).items() if isinstance(kind, Mean)]
         return {name: up[name] if name in averaged else value for name, value in down.items()}

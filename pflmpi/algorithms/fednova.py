@@ -74,7 +74,11 @@ class FedNova(FedAvg):
 
 
 def _apply_steps(model: Tree, steps: Tree) -> Tree:
-    """The model moved by a number of gradients along a direction."""
-    num_gradients = leaf(steps, "gradients")
-    trained = tree.map(lambda x, d: x - num_gradients * d, only(model, TRAINED_PARTS), part(steps, "direction"))
+    """The model moved by a number of gradients along a direction; or the models [m, ...] of clients."""
+    num_gradients = leaf(steps, "gradients")  # [] or [m]
+
+    def move(x: Tensor, d: Tensor) -> Tensor:
+        return x - num_gradients.reshape(*num_gradients.shape, *[1] * (d.ndim - num_gradients.ndim)) * d
+
+    trained = tree.map(move, only(model, TRAINED_PARTS), part(steps, "direction"))
     return {**model, **only(steps, ("stats",)), **trained}

@@ -40,7 +40,7 @@ class Runs:
     _digests: dict[str, str] = field(default_factory=dict)
 
     def settings(self, **sections: Any) -> dict[str, Any]:
-        base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 clients train
+        base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2, "when": "both"}}  # 7 train
         if "optimizer" not in self.sections.get("training", {}):
             base["training"] = {"momentum": 0.5}
         return settings(settings(base, **self.sections), **sections)
@@ -86,13 +86,15 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
 
 
 def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
-    """The executors loop and lanes agree within rounding after two rounds."""
+    """After two rounds, state and losses after local training in loop and lanes agree within rounding."""
     loop, lanes = (state_of(runs.get(executor)[0], 2) for executor in EXECUTORS)
     assert loop.keys() == lanes.keys(), f"loop and lanes keep other arrays: {loop.keys() ^ lanes.keys()}"
     for path, array in loop.items():
         # Which entries of a client's boolean arrays are chosen may flip between equals.
         if array.dtype != bool or path.startswith("server/"):
             np.testing.assert_allclose(array, lanes[path], atol=tolerance, err_msg=path)
+    one, other = (_read_metric(runs.get(executor)[0], 2, "trained_client_test_loss") for executor in EXECUTORS)
+    np.testing.assert_allclose(one, other, atol=10 * tolerance, err_msg="test loss after training")
 
 
 def replayed_steps_are_the_steps(runs: Runs) -> None:
