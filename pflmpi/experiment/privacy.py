@@ -3,7 +3,8 @@
 Neighbouring data sets differ in the samples of one client, but not in their number. Its clipped change then differs by
 at most 2 C: a message is a Gaussian mechanism with noise z C, and the plain mean of P messages is one with noise
 sqrt(P) z C relative to it. Rounds compose by Renyi differential privacy (Mironov, CSF 2017), amplified by secret
-sampling of P of N clients (Wang et al., AISTATS 2019). Error feedback and rounding follow the noise and cost nothing.
+sampling of P of N clients (Wang et al., AISTATS 2019). `top_k` and `quantise` follow the noise: they cost a message
+nothing, but the mean is then no function of the sum of noisy changes, and has no epsilon of its own.
 """
 
 import math
@@ -44,9 +45,7 @@ def statement(experiment: Experiment, why_none: str = "") -> str:
     most_rounds = int(participation.counts(rounds).max())  # in which one client takes part
     epsilon = _epsilon(config.uplink.noise / 2, most_rounds, delta)
     text = f"{subject}: epsilon = {epsilon} against whoever sees each message"
-    means = [kind for kind in config.algorithm.uplink(experiment.tasks[0]).values() if isinstance(kind, Mean)]
-    if len(np.unique(federation.num_train)) > 1 and any(kind.by == "samples" for kind in means):
-        why_none = "the means weigh clients by their samples (algorithm.weighting)"
+    if why_none := _why_none_of_means(experiment):
         return f"{text}; none is stated against whoever sees the means alone, because {why_none}"
     noise = config.uplink.noise * math.sqrt(fewest) / 2
     epsilon = _epsilon(noise, most_rounds, delta)
@@ -73,6 +72,17 @@ def why_unstated(experiment: Experiment, is_fork: bool) -> str:
         ),
     }
     return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _why_none_of_means(experiment: Experiment) -> str:
+    """Returns why the noise of the participants does not add up in the means; "" if it does."""
+    config, num_train = experiment.config, experiment.federation.num_train
+    if after := [f"uplink.{key}" for key in ("top_k", "quantise") if getattr(config.uplink, key) is not None]:
+        return f"{' and '.join(after)} {'follow' if len(after) > 1 else 'follows'} the noise of each client"
+    means = [kind for kind in config.algorithm.uplink(experiment.tasks[0]).values() if isinstance(kind, Mean)]
+    if len(np.unique(num_train)) > 1 and any(kind.by == "samples" for kind in means):
+        return "the means weigh clients by their samples (algorithm.weighting)"
+    return ""
 
 
 def _epsilon(noise: float, rounds: int, delta: float, clients: int = 1, drawn: int = 1) -> float:

@@ -93,6 +93,14 @@ def test_means_by_samples_have_no_guarantee_unless_all_have_as_many():
     assert len(epsilons(statement(**uneven))) == 2
 
 
+@pytest.mark.parametrize("key, value", [("top_k", 0.1), ("quantise", 8)])
+def test_means_of_messages_that_are_cut_after_the_noise_have_no_guarantee(key, value):
+    """A value that one client alone has sent has that client's noise alone."""
+    text, each = statement(uplink={**NOISY, key: value}), epsilons(statement())[0]
+    assert epsilons(text) == [each]
+    assert f"none is stated against whoever sees the means alone, because uplink.{key} follows" in text
+
+
 def test_no_rounds_tell_nothing():
     assert statement(training={"rounds": 0}).endswith("no epsilon is stated, because there are none")
 
