@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
@@ -26,6 +27,13 @@ class FineTuned(WeightedSharedParts):
 
     fine_tuning_epochs: Annotated[int, Field(ge=1, description="epochs of fine-tuning before a test")] = 5
     fine_tuned: Annotated[Literal["model", "head", "body"], Field(description="what fine-tuning changes")] = "model"
+
+    def check(self, task: Task, participants: int) -> None:
+        if self.fine_tuned != "model" and not task.like()["body"]:
+            raise ConfigError(
+                f"algorithm.fine_tuned = {self.fine_tuned}, and beside its head model {task.architecture.name} has "
+                "nothing to train; set it to model, or choose another model"
+            )
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), "fine_tuning": Pass(epochs=self.fine_tuning_epochs)}

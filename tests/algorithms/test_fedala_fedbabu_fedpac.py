@@ -18,6 +18,7 @@ from pflmpi.algorithms.fedala import FedALA
 from pflmpi.algorithms.fedbabu import FedBABU
 from pflmpi.algorithms.fedpac import FedPAC
 from pflmpi.cli import main
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import class_means
 from pflmpi.store import run_folder
 
@@ -233,6 +234,15 @@ def test_it_is_tested_with_a_fine_tuned_model(tmp_path):
         raw = quick_run.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": epochs})
         accuracies.append(quick_run.run(raw, tmp_path / str(epochs)) and _accuracy(tmp_path / str(epochs)))
     assert accuracies[0] < accuracies[1]
+
+
+@pytest.mark.parametrize("model", ["logistic", {"name": "mlp", "trainable": ["head.*"]}])
+@pytest.mark.parametrize("fine_tuned", ["head", "body"])
+def test_a_part_is_fine_tuned_where_there_are_two_or_refused_before_the_start(fine_tuned, model, tmp_path):
+    raw = quick_run.settings(algorithm={"name": "fedavg_ft", "fine_tuned": fine_tuned}, model=model)
+    with pytest.raises(ConfigError, match=f"fine_tuned = {fine_tuned}, and beside its head .* nothing to train"):
+        quick_run.run(raw, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_export_says_why_there_is_no_one_model(tmp_path, capfd):
