@@ -44,13 +44,15 @@ def test_measures_of_classes_are_those_of_scikit_learn(size, classes):
         np.testing.assert_allclose(MEASURES[name](scores, labels), value, rtol=1e-9, err_msg=name)
 
 
-def test_measures_of_several_labels_are_those_of_scikit_learn():
+def test_measures_of_several_labels_are_shares_of_labels_and_leave_out_what_is_not_there():
     scores, labels = RNG.normal(size=(50, 4)), RNG.integers(0, 2, (50, 4)).astype(np.float32)
     labels[:, 3] = 0
     chosen = scores > 0
     f1 = oracle.f1_score(labels, chosen, average="macro", zero_division=0)
     assert MEASURES["accuracy"](scores, labels) == pytest.approx(1 - oracle.hamming_loss(labels, chosen))
     assert MEASURES["f1_macro"](scores, labels) == pytest.approx(f1)
+    more = np.c_[scores, -np.ones(50)], np.c_[labels, np.zeros(50)]  # for which scikit-learn counts 0
+    assert MEASURES["f1_macro"](*more) == pytest.approx(f1)
     assert MEASURES["auroc"](scores, labels) == pytest.approx(oracle.roc_auc_score(labels[:, :3], scores[:, :3]))
 
 
