@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from pflmpi.algorithms.base import CannotJoin, Newcomer, only
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, cross_entropy
 from pflmpi.learning.sgd import train
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import SERVER, Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf, part
 
@@ -48,8 +49,15 @@ class Moon(FedAvg):
     contrast_weight: Annotated[float, Field(ge=0, description="weight of the contrastive loss (mu)")] = 5.0
     temperature: Annotated[float, Field(gt=0, description="of the similarities (tau)")] = 0.5
 
+    def check(self, task: Task, participants: int) -> None:
+        if not task.like()["body"]:
+            raise ConfigError(
+                f"MOON contrasts features of a body that is trained, and model {task.architecture.name} has none; "
+                "choose another model, or algorithm fedavg"
+            )
+
     def init_client(self, task: Task) -> Tree:
-        last = only(task.init(), ("body", "stats"))
+        last = only(task.of_client(SERVER).init(), ("body", "stats"))  # read once there is a last model
         return {**super().init_client(task), "last": last, "trained": torch.tensor(0.0)}
 
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:

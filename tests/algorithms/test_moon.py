@@ -6,9 +6,11 @@ import torch
 
 import comparisons
 import numpy_network
+import quick_run
 import small_task
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.moon import Moon
+from pflmpi.errors import ConfigError
 
 LR, MU, TAU = 0.1, 0.7, 0.4
 
@@ -50,6 +52,11 @@ def test_without_contrast_it_is_fedavg(weight, trained):
     _, theirs = FedAvg().client_update(task, {}, {"model": received}, data)
     for path, value in small_task.to_numpy(mine["model"]).items():
         np.testing.assert_allclose(value, small_task.to_numpy(theirs["model"])[path], rtol=0, atol=1e-6)
+
+
+def test_a_model_without_features_to_contrast_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"MOON contrasts features of a body .* model logistic has none"):
+        quick_run.run(quick_run.settings(algorithm={"name": "moon"}, model="logistic"), tmp_path / "run")
 
 
 def test_the_last_model_is_the_one_that_training_left():
