@@ -287,7 +287,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     check_heads(algorithm, tasks)
-    checks.check_options(algorithm, tasks[0])
+    checks.check_options(algorithm, tasks)
     checks.check_uplink(config.uplink, algorithm, tasks[0])
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)

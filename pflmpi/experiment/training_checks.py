@@ -1,7 +1,7 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, training_passes
+from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, initial_received, training_passes
 from pflmpi.config.load import Config
 from pflmpi.data.task_kinds import TASK_KINDS, TaskKind
 from pflmpi.data.unseen import Division
@@ -41,10 +41,16 @@ _MOST_TRIED = 10  # rounds; an algorithm may begin with rounds that train nothin
 _log = logging.getLogger(__name__)
 
 
-def check_options(algorithm: Algorithm, task: Task) -> None:
+def check_options(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     """Raise `ConfigError` for an option without effect, or one that the algorithm cannot follow."""
-    training, kind = task.training, type(algorithm).__name__
+    task, training, kind = tasks[0], tasks[0].training, type(algorithm).__name__
     _check_schedule(training)
+    _check_effect(training, "bn", any("stats" in task.like() for task in tasks), "a model with batch norm")
+    if training.init != _DEFAULT.init and not _begins_differently(algorithm, task):
+        raise ConfigError(
+            f"training.init = {training.init} has no effect: the clients of {kind} begin with what the server sends; "
+            "leave it out, or choose another algorithm"
+        )
     if training.steps is not None and training.epochs != _DEFAULT.epochs:
         raise ConfigError(
             f"training.epochs = {training.epochs} has no effect beside training.steps = {training.steps}, which is the "
@@ -69,6 +75,18 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
             f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
             "(`trainings`); set it to false"
         )
+
+
+def _begins_differently(algorithm: Algorithm, task: Task) -> bool:
+    """Whether clients that draw models of their own begin with other states than with one draw for all."""
+    one_draw = task.replace(training=task.training.model_copy(update={"init": _DEFAULT.init}))
+    states: list[Tree] = []
+    for drawn in (task.replace(device=HOST), one_draw.replace(device=HOST)):
+        with calling(algorithm, "init_client", 0):
+            kept = initial_received(algorithm, drawn, 0)
+            states.append({"state": initial_client(algorithm, drawn, 0), "received": {**kept}})
+    pairs = zip(*map(tree.leaves, states), strict=True)
+    return any(not torch.equal(own, common) for (_, own), (_, common) in pairs)
 
 
 def check_uplink(config: UplinkConfig, algorithm: Algorithm, task: Task) -> None:
@@ -277,6 +295,8 @@ def check_kind(algorithm: Algorithm, task: Task) -> None:
 
 def _check_schedule(training: TrainingConfig) -> None:
     schedule = training.schedule
+    falls = schedule != "constant" or training.warmup > 0
+    _check_effect(training, "decay_by", falls, "a training.schedule that is not constant, or training.warmup")
     for key, users in (
         ("lr_decay", ("exponential", "step")),
         ("decay_rounds", ("step", "cosine")),

@@ -135,7 +135,7 @@ class TrainingConfig(BaseModel):
     ] = "fp32"
     init: Annotated[
         Literal["shared", "per_client"],
-        Field(description="initial weights: the same for all clients, or one draw each"),
+        Field(description="initial weights of what clients keep: the same for all, or one draw each"),
     ] = "shared"
     bn: Annotated[
         Literal["average", "local"],

@@ -178,11 +178,20 @@ def test_bits_and_continuation_with_state_that_is_kept(name, tmp_path):
         ({"keep_optimizer": True}, "training.keep_optimizer = True has an effect with momentum, or"),
         ({"schedule": "cosine", "lr_decay": 0.9}, "training.lr_decay = 0.9 has an effect with .*exponential or step"),
         ({"schedule": "step"}, "needs training.decay_rounds"),
+        ({"schedule": "constant", "decay_by": "participations"}, "decay_by = 'participations' has an effect with"),
+        ({"bn": "local"}, "training.bn = 'local' has an effect with a model with batch norm only"),
     ],
 )
 def test_options_without_effect_are_refused(training, message, tmp_path):
     with pytest.raises(UserError, match=message):
         quick_run.run(quick_run.settings(training=training), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbabu", "fedpac", "fesem", "moon", "scaffold"])
+def test_first_models_of_clients_are_refused_where_the_server_sends_all_of_them(name, tmp_path):
+    raw = quick_run.settings(algorithm={"name": name}, training={"init": "per_client"})
+    with pytest.raises(UserError, match=rf"init = per_client has no effect: .*{ALGORITHMS[name].__name__} begin with"):
+        quick_run.run(raw, tmp_path / "run")
 
 
 NEED = {  # a value of each key that has an effect with some values of another alone
