@@ -206,7 +206,9 @@ code=$?
 if [ "$code" -eq {Stopped.exit_code} ]; then
     # Stopped in time, after a round or before the first: the same job continues when it is scheduled again. After
     # five stops in a row without a new round `pflmpi sweep` ends with 3 instead.
-    scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
+    # The last task has the array's own id as its $SLURM_JOB_ID, by which scontrol would requeue all tasks.
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" ||
+        echo "Slurm does not requeue this job; submit it again, and it continues" >&2
 fi
 exit "$code"
 """

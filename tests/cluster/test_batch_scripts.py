@@ -171,7 +171,7 @@ def start(tmp_path):
         return done.returncode, done.stdout + done.stderr
 
     (tmp_path / "bin").mkdir()
-    program("scontrol", "echo requeued")
+    program("scontrol", 'echo "scontrol $*"')
     return start
 
 
@@ -207,15 +207,15 @@ def test_the_cells_of_an_array_too_have_the_interpreter_inside_their_container()
     assert words[words.index("--launcher") + 1].endswith(" exec --nv '--bind=/my scratch' /images/pflmpi.sif")
 
 
-@pytest.mark.parametrize(("code", "printed"), [(75, "requeued\n"), (3, ""), (0, "")])
-def test_a_task_of_an_array_is_requeued_where_its_sweep_was_stopped(code, printed, start, tmp_path):
-    """Also where its ranks have left 75: a sweep that gives a cell up ends with 3."""
+@pytest.mark.parametrize(("code", "printed"), [(75, "scontrol requeue 7_3\n"), (3, ""), (0, "")])
+def test_a_task_of_an_array_alone_is_requeued_where_its_sweep_was_stopped(code, printed, start, tmp_path):
+    """Also where its ranks have left 75: a sweep that gives a cell up ends with 3. The last task has the array's id."""
     (tmp_path / "python").write_text(
         f'#!/bin/bash\n[ -z "${{PFLMPI_EXIT_FILE:-}}" ] || echo 75 > "$PFLMPI_EXIT_FILE"; exit {code}'
     )
     (tmp_path / "python").chmod(0o755)
     job = replace(JOBS["array"], python=str(tmp_path / "python"))
-    assert start(job, "", SLURM_ARRAY_TASK_ID="0") == (code, printed)
+    assert start(job, "", SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3") == (code, printed)
 
 
 def test_five_starts_without_a_checkpoint_are_the_last(start, tmp_path):
@@ -227,9 +227,9 @@ def test_five_starts_without_a_checkpoint_are_the_last(start, tmp_path):
         assert code == 75
         return printed
 
-    assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
-    assert stopped("round_00003.h5") == "requeued\n"
-    assert [stopped() for _ in range(4)] == ["requeued\n"] * 4
+    assert [stopped() for _ in range(4)] == ["scontrol requeue 7\n"] * 4
+    assert stopped("round_00003.h5") == "scontrol requeue 7\n"
+    assert [stopped() for _ in range(4)] == ["scontrol requeue 7\n"] * 4
     assert "five starts in a row were stopped before a round was complete; not started again" in stopped()
     assert not list(tmp_path.glob(".pflmpi-*"))
 
