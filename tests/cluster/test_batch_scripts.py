@@ -219,17 +219,22 @@ def test_a_task_of_an_array_alone_is_requeued_where_its_sweep_was_stopped(code, 
 
 
 def test_five_starts_without_a_checkpoint_are_the_last(start, tmp_path):
-    (tmp_path / "runs" / "a").mkdir(parents=True)
+    """The folder of the run is a link, as to a larger disk."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "disk")
 
-    def stopped(round=""):
+    def stopped(round="", restarts=1):
         srun = '[ -z "$ROUND" ] || touch "runs/a/$ROUND"; echo 75 > "$PFLMPI_EXIT_FILE"; exit 1'
-        code, printed = start(JOBS["requeue"], srun, ROUND=round)
+        code, printed = start(JOBS["requeue"], srun, ROUND=round, SLURM_RESTART_COUNT=str(restarts))
         assert code == 75
         return printed
 
     assert [stopped() for _ in range(4)] == ["scontrol requeue 7\n"] * 4
     assert stopped("round_00003.h5") == "scontrol requeue 7\n"
     assert [stopped() for _ in range(4)] == ["scontrol requeue 7\n"] * 4
+    assert stopped(restarts=0) == "scontrol requeue 7\n", "another job, after one that was cancelled"
+    assert [stopped() for _ in range(3)] == ["scontrol requeue 7\n"] * 3
     assert "five starts in a row were stopped before a round was complete; not started again" in stopped()
     assert not list(tmp_path.glob(".pflmpi-*"))
 
