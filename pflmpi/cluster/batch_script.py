@@ -190,12 +190,13 @@ LAUNCH = Path(__file__).parents[1] / "included" / "launch"
 
 _SETUP = """\
 # What the job needs besides, such as modules; it may activate another environment, or choose another `python`.
-python={python} active_before=${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}
+python={python} active_before=${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}} submitted_in=$PWD
 . {file} || {{
     echo "pflmpi: the setup file" {file} "ended with status $?; its last command must succeed" >&2
     exit 2
 }}
 set +e # which it may have set: what follows looks at exit codes
+cd "$submitted_in" || exit 2 # from which the configuration and the run are named; it may have gone elsewhere
 if [ "$python" = {python} ] && [ "${{VIRTUAL_ENV:-}}${{CONDA_PREFIX:-}}" != "$active_before" ]; then
     python=$(command -v python)
 fi

@@ -176,6 +176,10 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
     (folder / "modules.sh").write_text("set -eu\nfalse || true\n")
     assert "run small.yaml" in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    (folder / "modules.sh").write_text("cd /")
+    fake_slurm.program("srun", 'pwd; echo 0 > "$PFLMPI_EXIT_FILE"')
+    where = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    assert where == f"{folder}\n", "from which configuration and run are named"
     (folder / "modules.sh").write_text("[ -n '' ] && export A=1")
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, ""), "nothing starts without it"
