@@ -26,6 +26,17 @@ KNOWN = {
     "output": "o",
 }
 _RESOLUTION = 60  # seconds: Slurm may send a signal up to this much earlier
+_DEFAULT_WARNING = 60  # seconds before the time limit, where --signal names none
+_NO_ID = "does not print the id of the job, which is recorded with its run; leave it out"
+_WAITS = "ends with the exit code of the job; leave it out, and wait by `pflmpi status RUN --wait`"
+# Options of sbatch after which it does not say what `submit` has to know, and what to do.
+_REFUSED = {
+    "-Q": _NO_ID,
+    "--quiet": _NO_ID,
+    "-W": _WAITS,
+    "--wait": _WAITS,
+    "--test-only": "submits nothing; `pflmpi submit --test-only` says when the job would start",
+}
 
 Options = Mapping[str, str | None]
 
@@ -51,7 +62,7 @@ def resolve_options(options: Options, others: Sequence[str]) -> Options:
     {'ntasks': '8', 'mem': '1G', 'error': 'a.err'}
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name, letter in {**KNOWN, "job-name": "J", "error": "e", "chdir": "D"}.items():
+    for name, letter in {**KNOWN, "job-name": "J", "error": "e", "chdir": "D", "signal": ""}.items():
         parser.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", nargs="?", dest=name)
     return {**options, **vars(parser.parse_known_args(list(others))[0])}
 
@@ -68,11 +79,18 @@ def refuse_unknown(words: Sequence[str], command: str) -> None:
 
 
 def check_warning(time: str, warning: str) -> None:
-    """Raise if Slurm would send a warning such as USR1@120 as soon as a job with this time limit starts."""
-    limit, needed = parse_time(time), int(warning.partition("@")[2]) + _RESOLUTION
-    if limit is not None and limit <= needed:
+    """Raise if Slurm would send a warning such as USR1@120 not to the ranks, or as soon as the job starts."""
+    target, _, signal = warning.rpartition(":")
+    if "B" in target.upper():
         raise ConfigError(
-            f"--requeue with --time={time}: Slurm warns the run {needed - _RESOLUTION} s before the limit, or up to a "
+            f"--requeue with --signal={warning}: B: is for the batch script alone, which that signal kills; the "
+            f"ranks are to stop after their round, so give it in the form --signal={signal}"
+        )
+    seconds = signal.partition("@")[2] or str(_DEFAULT_WARNING)
+    limit = parse_time(time)
+    if limit is not None and seconds.isdecimal() and limit <= (needed := int(seconds) + _RESOLUTION):
+        raise ConfigError(
+            f"--requeue with --time={time}: Slurm warns the run {seconds} s before the limit, or up to a "
             f"minute earlier, so a job of {limit} s would be stopped as it starts; give a --time of more than "
             f"{-(-needed // 60)} minutes, or a later warning (-- --signal=USR1@SECONDS)"
         )
@@ -103,6 +121,8 @@ def merge_options(ours: Options, given: Options, others: Sequence[str]) -> Optio
     >>> merge_options({"job-name": "digits"}, {"output": "logs/%x/%j.out"}, ["-e%x/err"])
     {'job-name': 'digits', 'output': 'logs/digits/%j.out', 'error': 'digits/err'}
     """
+    if refused := [word for word in others if word in _REFUSED]:
+        raise ConfigError(f"{refused[0]}: sbatch then {_REFUSED[refused[0]]}")
     options, last = {**ours, **given}, resolve_options({**ours, **given}, others)
     if (folder := last.get("chdir")) != ours.get("chdir"):
         raise ConfigError(

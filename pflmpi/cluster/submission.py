@@ -65,8 +65,10 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
     process = _sbatch(batch, environ)
     number = process.stdout.strip().partition(";")[0]
     if not number.isdecimal():
-        why = f"it printed {process.stdout.strip()[:200]!r} instead of the id of a job"
-        raise ConfigError(f"sbatch refused the job: {why}; change the options")
+        raise ConfigError(
+            f"sbatch printed {process.stdout.strip()[:200]!r} instead of the id of a job, which it may have submitted: "
+            "`squeue --me` shows it, `scancel` ends it; leave out the option that changes what sbatch prints"
+        )
     print(process.stderr, end="", file=sys.stderr)  # its warnings
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     partition = partition_name(resolve_options(batch.options, batch.others), environ)

@@ -293,8 +293,8 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         ours["array"] = batch_script.format_tasks([pack[0] for pack in packs], options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
-        if not any(word.startswith("--signal") for word in options.sbatch):
-            batch_script.check_warning(options.time or "", _WARNING)
+        effective = batch_script.resolve_options({"time": options.time, "signal": _WARNING}, options.sbatch)
+        batch_script.check_warning(effective["time"] or "", effective["signal"] or "")
     mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
         options=batch_script.merge_options(ours, batch_script.collect_options(options), options.sbatch),

@@ -80,7 +80,7 @@ def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
 
 def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capfd):
     others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
-    assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=2", "small.yaml", "--", *others]) == 0
+    assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=20", "small.yaml", "--", *others]) == 0
     lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=mine" in lines
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
@@ -163,7 +163,13 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
 
 
 def test_a_warning_that_fits_the_time_limit_is_taken(folder):
-    for time in ("--time=4", "--time=1-0", "--time=UNLIMITED", "--time=2 -- --signal=USR1@20"):
+    for time in (
+        "--time=4",
+        "--time=1-0",
+        "--time=UNLIMITED",
+        "--time=2 -- --signal=USR1@20",
+        "--time=3 -- --signal=R:USR2",
+    ):
         assert main(["submit", "small.yaml", "--requeue", "--dry-run", *time.split()]) == 0, time
 
 
@@ -291,6 +297,13 @@ def test_a_finished_run_is_not_submitted(folder, capfd):
         (["small.yaml", "--out", "small.yaml/run"], "cannot write the folder small.yaml"),
         (["small.yaml", "--output", "small.yaml/log"], "small.yaml: File exists; fix that, or choose another one"),
         (["small.yaml", "--", "--chdir=/tmp"], "--chdir=/tmp: a job works in the folder where it is submitted"),
+        (["small.yaml", "--", "-Q"], "-Q: sbatch then does not print the id of the job"),
+        (["small.yaml", "--", "--quiet"], "--quiet: sbatch then does not print the id of the job"),
+        (["small.yaml", "--", "--test-only"], "--test-only: sbatch then submits nothing; `pflmpi submit --test-only`"),
+        (["small.yaml", "--", "-W"], "-W: sbatch then ends with the exit code of the job; leave it out"),
+        (["small.yaml", "--requeue", "--time=9", "--", "--signal=B:USR1@60"], "in the form --signal=USR1@60"),
+        (["small.yaml", "--requeue", "--time=9", "--", "--signal", "USR1@600"], "600 s before the limit"),
+        (["small.yaml", "--requeue", "--", "-t", "2"], "--requeue with --time=2: Slurm warns the run 120 s before"),
         (["small.yaml", "--", "-D", "/tmp"], "--chdir=/tmp: a job works in the folder where it is submitted"),
     ],
 )
@@ -412,7 +425,8 @@ def test_an_error_of_sbatch_is_shown(folder, capfd):
     assert shown.out == ""
     fake_slurm.program("sbatch", "echo slurm 22.05.8")
     assert main(["submit", "small.yaml", "--", "--version"]) == 2
-    assert "it printed 'slurm 22.05.8' instead of the id of a job" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "sbatch printed 'slurm 22.05.8' instead of the id of a job, which it may have submitted" in error
 
 
 def test_a_machine_without_slurm_is_reported(folder, monkeypatch, capfd):
