@@ -1,15 +1,16 @@
 """The log of a job: its name, and the error that it ends with."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pflmpi import regular_file
 
 _TAIL = 1 << 16  # bytes
 _OUT_OF_MEMORY = re.compile(r"oom[-_ ]kill|out of memory", re.IGNORECASE)
-# Errors of pflmpi, of `pflmpi sweep` for a cell, and of Slurm; not that a step ended, which follows another error.
-_ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP |.* Exited with exit code)(.+)")
+# Errors of pflmpi, of `pflmpi sweep` for a cell, and of Slurm; not that a step or a start ended.
+_ERROR = re.compile(r"(?:pflmpi|failed|(?:slurmstepd|srun)\S* error): (?!\*\*\* STEP |.* DUE TO JOB REQUEUE)(.+)")
+_END_OF_RANKS = re.compile(r"\S+: tasks? \S+: (.+)")  # by Slurm, such as `node1: tasks 0-1: Terminated`
 
 
 def expand_pattern(pattern: str, values: Mapping[str, str]) -> str:
@@ -34,8 +35,20 @@ def find_last_error(log: Path) -> str:
             lines = file.read(_TAIL).decode(errors="replace").splitlines()
     except OSError:
         return ""
-    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
+    errors = _drop_consequences([match[1] for line in lines if (match := _ERROR.match(line))])
     return next(filter(is_out_of_memory, errors), errors[-1] if errors else "")
+
+
+def _drop_consequences(errors: Sequence[str]) -> list[str]:
+    """The errors without what Slurm says of ranks that had another error, or that it ended after the first one."""
+    causes, has_ended = [], False
+    for error in errors:
+        end = _END_OF_RANKS.match(error)
+        is_cause = end is None or not (has_ended or end[1].startswith(("Terminated", "Exited with exit code")))
+        if is_cause or is_out_of_memory(error):
+            causes.append(error)
+        has_ended = has_ended or end is not None
+    return causes
 
 
 def is_out_of_memory(error: str) -> bool:

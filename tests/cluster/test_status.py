@@ -24,6 +24,7 @@ import testbed
 from pflmpi.cli import main
 from pflmpi.cluster import jobs, waiting
 from pflmpi.cluster.batch_script import parse_time
+from pflmpi.cluster.job_log import find_last_error
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import RunStatus, format_progress, read_run_status, summarize_progress
 from pflmpi.cluster.status import format_headline
@@ -486,6 +487,21 @@ def test_a_job_that_memory_ran_out_for_says_the_limit_and_what_plan_counts(state
         out = capsys.readouterr().out
         assert f"  OUT_OF_MEMORY: the job had 300M on 2 nodes; {planned}" in out and f"  log: {log}\n" in out
         assert ("ended with: Detected 1 oom-kill event" in out) == (state == "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("{ours}srun: error: node1: tasks 0,2: Terminated\n", "no data here"),
+        ("{ours}srun: error: node1: task 1: Exited with exit code 2\nsrun: error: a: task 0: Killed\n", "no data here"),
+        ("{ours}srun: error: a: task 2: Killed\nsrun: error: b: task 3: Killed\n", "a: task 2: Killed"),
+        ("srun: error: a: task 2: Killed\nsrun: error: a: tasks 0-1: Terminated\n", "a: task 2: Killed"),
+        ("{ours}slurmstepd: error: *** JOB 9 ON a CANCELLED AT 12:00 DUE TO JOB REQUEUE ***\n", "no data here"),
+    ],
+)
+def test_an_error_is_told_from_what_slurm_says_of_the_other_ranks(log, cause, tmp_path):
+    (tmp_path / "log").write_text(log.format(ours="pflmpi: no data here\n"))
+    assert find_last_error(tmp_path / "log") == cause
 
 
 def test_a_failed_task_says_why_as_long_as_slurm_knows_it(tmp_path, fake, capsys):
