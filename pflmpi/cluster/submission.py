@@ -72,7 +72,8 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
     print(process.stderr, end="", file=sys.stderr)  # its warnings
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     partition = partition_name(resolve_options(batch.options, batch.others), environ)
-    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition)
+    inode = folder.stat().st_ino
+    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition, inode)
     job_file.append(folder, number, record=submission)
     return number
 

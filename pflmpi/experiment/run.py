@@ -246,7 +246,8 @@ def _locked(run: Path, context: RankContext, id_of_run: Callable[[], str]) -> It
     def locked() -> str:
         locks.append(lock := take(run, context.jobs, context.take_over))
         with explain_write_error(f"the run folder {run}", "choose another folder"):
-            job_file.record(run, context.jobs, context.start and replace(context.start, token=lock.token))
+            start = context.start and replace(context.start, token=lock.token, folder=run.stat().st_ino)
+            job_file.record(run, context.jobs, start)
         return f"{lock.token} {id_of_run()}"
 
     try:

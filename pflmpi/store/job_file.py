@@ -18,7 +18,7 @@ from pflmpi import regular_file
 from pflmpi.text import join_truncated, pluralize
 
 _SLURM = "Slurm job "
-RecordKind = TypeVar("RecordKind", "Submission", "Start", "End")
+RecordKind = TypeVar("RecordKind", "Submission", "Start", "End", "_Place")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Submission:
         requeues: whether it is requeued before its time limit, and then continues.
         memory: bytes per node that `plan` predicted; 0 where it was not run.
         partition: of Slurm; "" for the default, None where it was not recorded.
+        folder: inode of the folder; a copied folder has another. 0 where it was not recorded.
     """
 
     log: str
     requeues: bool = False
     memory: int = 0
     partition: str | None = None
+    folder: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Start:
         python: path of the interpreter.
         pflmpi, torch: versions.
         token: of the run's lock.
+        folder: as in `Submission`.
     """
 
     began: float
@@ -63,6 +66,7 @@ class Start:
     pflmpi: str
     torch: str
     token: str = ""
+    folder: int = 0
 
     def __str__(self) -> str:
         versions = f"pflmpi {self.pflmpi}, torch {self.torch}, {self.python}"
@@ -82,6 +86,13 @@ class End:
     token: str
     ended: float
     cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The folder that a `Submission` or a `Start` names; an `End` names none."""
+
+    folder: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,16 @@ def record(run: Path, jobs: Mapping[str, int], record: Start | End | None) -> No
 
 
 def read_restarts(folder: Path) -> dict[str, int]:
-    """Reads the recorded restarts of each job, by id; the newest job is last."""
+    """Reads the recorded restarts of each job, by id, without those of a folder that was copied; the newest is last."""
+    places = dict(_records(folder, _Place))
+    return {
+        job: restarts
+        for job, restarts in _read_all_restarts(folder).items()
+        if job not in places or places[job].folder in (0, folder.stat().st_ino)
+    }
+
+
+def _read_all_restarts(folder: Path) -> dict[str, int]:
     jobs: dict[str, int] = {}
     for job, restarts, *_ in _lines(folder):
         jobs[job] = max(int(restarts) if restarts.isdecimal() else 0, jobs.pop(job, 0))
@@ -165,7 +185,7 @@ def compute_usage(folder: Path) -> Usage | None:
     text = hours(node_seconds, gpu_seconds, core_seconds, busy)
     if open_starts:
         text += f", without {pluralize(open_starts, 'start')} whose end is unknown"
-    jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in read_restarts(folder).items()]
+    jobs = [f"{job} ({pluralize(number, 'restart')})" for job, number in _read_all_restarts(folder).items()]
     return Usage(len(starts), f"{text}; job {join_truncated(jobs)} on {join_truncated(hosts)}")
 
 

@@ -138,7 +138,8 @@ def test_a_start_says_in_a_line_what_runs_where_and_the_end_what_was_used(tmp_pa
     assert re.fullmatch(rf"0\.0\d node hours, 0\.\d\d core hours \(\d+% busy\); job 12 \(1 restart\) on {host}", used)
     usage = job_file.compute_usage(run)
     assert usage is not None and usage.starts == 1 and "whose end is unknown" not in usage.text
-    assert json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])["cores"] == 8
+    line = json.loads((run / "jobs.txt").read_text().splitlines()[0].split(maxsplit=3)[3])
+    assert (line["cores"], line["folder"]) == (8, run.stat().st_ino)
 
 
 def used(folder, job, token, began, ended=None, cpu_seconds=None, gpus=0):
@@ -360,6 +361,29 @@ def test_a_run_elsewhere_is_found_by_its_log(tmp_path, fake, capsys):
     fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path, STDOUT=f"{run}.12.log"))
     assert main(["status"]) == 0
     assert f"  {run}: not begun\n" in capsys.readouterr().out
+
+
+def test_a_copied_folder_has_not_the_jobs_of_its_original(tmp_path, fake, capfd):
+    """It keeps their hours. One that was moved has its jobs, as has one that an older pflmpi wrote."""
+    write(run := tmp_path / "runs" / "a", rounds=9, done=3)
+    inode = run.stat().st_ino
+    job_file.append(run, "12", record=Submission("log", folder=inode))
+    job_file.record(run, {"Slurm job 12": 0}, Start(0, ("a",), 1, 1, 1, 0, "python", "1", "2", "x", inode))
+    copy, moved = shutil.copytree(run, tmp_path / "runs" / "copy"), run.rename(tmp_path / "moved")
+    job_file.record(
+        copy, {"Slurm job 12": 0}, End("x", 3600)
+    )  # as the next start there does, which finds a copied lock
+    fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path))
+    fake_slurm.program("scancel", f'echo "$@" > {tmp_path}/cancelled', fake)
+    assert main(["cancel", str(copy)]) == 2 and "no job of yours works in" in capfd.readouterr().err
+    assert main(["status", str(copy)]) == 0
+    out = capfd.readouterr().out
+    assert "used in 1 start: 1.00 node hours" in out and "job 12 (0 restarts)" in out and "job 12 RUNNING" not in out
+    assert main(["cancel", str(moved)]) == 0
+    record(copy, "12")
+    assert main(["cancel", str(copy)]) == 2, "a line without a folder does not say otherwise"
+    record(tmp_path / "old", "12", "1")
+    assert main(["cancel", str(tmp_path / "old")]) == 0
 
 
 def test_all_jobs_cost_one_squeue(tmp_path, fake, capsys):

@@ -94,7 +94,8 @@ def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     assert job_file.read_submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
-    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main")
+    inode = Path("runs/small").stat().st_ino
+    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main", folder=inode)
     assert job_file.read_submissions(Path("runs/small")) == {"42": noted}
 
 
