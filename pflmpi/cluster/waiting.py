@@ -10,7 +10,8 @@ from pflmpi.cluster.jobs import find_runs_below
 from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
 from pflmpi.errors import RunError, Stopped
-from pflmpi.store import config_file, events_file, run_lock
+from pflmpi.store import config_file, events_file, job_file, run_lock
+from pflmpi.sweep.lock import is_sweeping
 
 _GRACE = 20.0  # seconds within which a launcher may start the ranks of a run again
 _PAUSE = 2.0  # seconds between two looks at the runs
@@ -34,30 +35,40 @@ class Writers:
         patience = _GRACE if owner is None else run_lock.SILENCE
         return now - self._seen.get(run, -patience) < patience
 
+    def are_writing(self, folder: Path) -> bool:
+        """Whether a process writes the run in a folder, or one below it that is not done, or sweeps in it."""
+        runs = find_runs_below(folder) or [folder]
+        return any([not is_done(run) and self.is_writing(run) for run in runs]) or is_sweeping(folder)
+
 
 def is_done(run: Path) -> bool:
     state = read_run_status(run)
     return state is not None and state.done
 
 
-def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str], of_sweep: bool) -> int:
-    """Wait until jobs, and the processes that write runs, have ended; return the exit code of the run.
+def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, str], of_sweep: bool = False) -> int:
+    """Wait until jobs, or the processes that write runs, have ended; return the exit code of the run.
 
     The code of a job is Slurm's, of several jobs that of the last; the code of another process is the one in its events
     (`output.events`), or 3 without events.
 
     Args:
         jobs: ids of the jobs.
-        of_sweep: whether these are runs of a sweep; then 0 if all are done, 75 if all others were stopped, 1 otherwise.
+        folders: of the runs, or of sweeps, whose cells are listed when all has ended: they appear as they start.
+        of_sweep: whether these are runs of a sweep, as cells always are; then 0 if all are done and no job has failed,
+            75 if all others were stopped, 1 otherwise.
     """
     ended = [job for name in jobs for job in slurm.wait(name, environ)]
     writers = Writers()
-    while not jobs and any([not is_done(run) and writers.is_writing(run) for run in runs]):  # a list: ask all of them
+    while not jobs and any([writers.are_writing(folder) for folder in folders]):  # a list: ask all of them
         time.sleep(_PAUSE)
+    runs = [run for folder in folders for run in find_runs_below(folder) or [folder]]
+    of_sweep = of_sweep or runs != [*folders]
     unfinished = [run for run in runs if not is_done(run)]
-    if not unfinished:
+    failed = [job for job in ended if job.state != "COMPLETED"]
+    if not unfinished and not (failed and (of_sweep or not runs)):
         return 0
-    codes = [job.exit_code or RunError.exit_code for job in ended if job.state != "COMPLETED"]
+    codes = [job.exit_code or RunError.exit_code for job in failed]
     if not jobs:
         codes = [events_file.exit_code(run) or RunError.exit_code for run in unfinished]
     if of_sweep:
@@ -68,13 +79,18 @@ def wait(jobs: Collection[str], runs: Sequence[Path], environ: Mapping[str, str]
 def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
     """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
     if isinstance(target, str):
+        slurm.wait(target, environ)  # then the tasks of an array are known to work in their runs, not in the sweep
         jobs = find_named_jobs(target, environ)
-        runs = [job.folder for job in jobs if job.folder is not None]
-        cells = [cell for run in runs for cell in find_runs_below(run)]
-        return wait([target] if jobs[0].state else [], cells or runs, environ, bool(cells))
-    jobs, cells = find_jobs_of(target, environ)[0], find_runs_below(target.resolve())
-    if not (jobs or cells or config_file.path(target).exists() or run_lock.find_owner(target)):
+        folders = [*dict.fromkeys(job.folder for job in jobs if job.folder is not None)]
+        return wait([target] if jobs[0].state else [], folders, environ, len(folders) > 1)
+    folder, jobs = target.resolve(), find_jobs_of(target, environ)[0]
+    is_busy = run_lock.find_owner(folder) is not None or is_sweeping(folder)
+    if not (jobs or is_busy or find_runs_below(folder) or config_file.path(folder).exists()):
         raise no_run_error(target)
-    newest = [] if run_lock.find_owner(target) else drop_superseded(jobs)
-    numbers = dict.fromkeys(job.array or job.number for job in [job for job in jobs if job.in_queue] or newest)
-    return wait(numbers, cells or [target], environ, bool(cells))
+    last = [*job_file.read_restarts(folder)][-1:]  # what earlier arrays have left undone, their cells show
+
+    def counts(job: slurm.Job) -> bool:
+        return job.in_queue or not (is_busy or (last and {job.array, job.number}.isdisjoint(last)))
+
+    numbers = dict.fromkeys(job.array or job.number for job in filter(counts, drop_superseded(jobs)))
+    return wait(numbers, [folder], environ)

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             if not running:
                 break
             time.sleep(options.every)
-    return waiting.wait([], runs, os.environ, of_sweep=len(runs) > 1)
+    return waiting.wait([], options.runs, os.environ, of_sweep=len(options.runs) > 1)
 
 
 def _runs(folders: Sequence[Path]) -> list[Path]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.atomic import explain_write_error
 from pflmpi.errors import ConfigError
 
@@ -29,6 +30,18 @@ def lock_sweep_folder(folder: Path, shared: bool = False) -> Iterator[int]:
     )
     with _hold(folder / ".lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX, busy) as descriptor:
         yield descriptor
+
+
+def is_sweeping(folder: Path) -> bool:
+    """Whether a process sweeps a whole table in a folder, where its lock can be seen; a task of an array does not."""
+    try:
+        with regular_file.open_regular(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start, Submission
 from pflmpi.store.run_lock import Owner, take
+from pflmpi.sweep.lock import lock_sweep_folder
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 
@@ -813,6 +815,42 @@ def test_waiting_for_a_run_waits_for_its_job(tmp_path, fake, capsys):
     fake_slurm.program("squeue", f"/bin/cat {fake}/queue0; /bin/cp {fake}/queue1 {fake}/queue0", fake)
     assert main(["status", str(tmp_path / "a"), "--wait"]) == 75
     assert "job 12 FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("end", "code"), [("COMPLETED", 0), ("FAILED", 1)])
+@pytest.mark.parametrize("what", ["sweeps/t", "3"])
+def test_of_a_sweep_count_the_cells_that_start_meanwhile_and_the_jobs_that_fail(
+    what, end, code, tmp_path, fake, monkeypatch
+):
+    """A cell has a folder only when its task has started; a task may fail before that."""
+    monkeypatch.chdir(tmp_path)
+    sweep, later = record(tmp_path / "sweeps" / "t", "3"), tmp_path / "later"
+    write(later / "x" / "seed0", rounds=3, done=3)
+    (later / "x" / "seed0" / "round_00003.h5").touch()
+    record(later / "x" / "seed0", "4", "0")
+    begun = [fake_slurm.line("3_0", JobID=4, WorkDir=tmp_path), fake_slurm.line("3_[1]", WorkDir=tmp_path)]
+    ended = [line.replace("RUNNING  ", state) for line, state in zip(begun, ("COMPLETED", f"{end:9}"), strict=True)]
+    (fake / "first").write_text("".join(begun))
+    (fake / "queue").write_text("".join(ended).replace("3_[1]", "3_1  "))
+    look = f"/bin/cat {fake}/first && /bin/rm {fake}/first || {{ /bin/mv {later} {sweep}/A; /bin/cat {fake}/queue; }}"
+    fake_slurm.program("squeue", f"({look}) 2> {fake}/errors", fake)
+    assert main(["status", what, "--wait"]) == code
+
+
+def test_a_job_whose_run_is_unknown_gives_its_own_exit_code(fake):
+    fake_slurm.queue(fake, fake_slurm.line("12", State="FAILED", exit_code=2 << 8))
+    assert main(["status", "12", "--wait"]) == 2
+
+
+def test_a_local_sweep_is_waited_for_also_between_two_of_its_cells(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(waiting, "_PAUSE", 0.05)
+    write(tmp_path / "A/x/seed0", rounds=3, done=3)
+    (tmp_path / "A/x/seed0/round_00003.h5").touch()
+    seen = []
+    with ExitStack() as stack:
+        stack.enter_context(lock_sweep_folder(tmp_path))
+        threading.Timer(0.5, lambda: (seen.append("end"), stack.close())).start()
+        assert main(["status", str(tmp_path), "--wait"]) == 0 and seen
 
 
 @pytest.mark.parametrize("codes", [(3, 75), (75, 3), (3, 75, 3), (75, 3, 75)])
