@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.folder_modules import MARK, import_file, parse, read_files
 from pflmpi.machine import expand_path
-
-_MARK = "__pflmpi_outside__"  # a global of every module loaded from outside: the reference that named it
 
 
 def is_from_outside(kind: type) -> bool:
@@ -56,7 +54,7 @@ def load(reference: str) -> object:
     file = Path(place) if place.endswith(".py") else None
     if not name:
         raise ConfigError(f"{reference} names no class; write {reference}:CLASS; {_names_in(file)}")
-    module = _import_file(file, reference) if file is not None else _import_module(place, reference)
+    module = _import_file(file) if file is not None else _import_module(place)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -95,7 +93,7 @@ def find_location(error: BaseException) -> str | None:
     """
     location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _MARK in frame.f_globals and frame.f_code.co_filename != "<string>":
+        if MARK in frame.f_globals and frame.f_code.co_filename != "<string>":
             location = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
     return location
 
@@ -124,36 +122,21 @@ def _split(reference: str) -> tuple[str, str]:
     return (place, name) if colon else (reference, "")
 
 
-def _import_file(file: Path, reference: str) -> ModuleType:
-    """Import a file as a module; it is executed once for each version of its content."""
+def _import_file(file: Path) -> ModuleType:
+    file = Path(os.path.abspath(file))
     try:
-        content = file.read_bytes()
+        contents = read_files(file, file.parent, file.parent)
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read: {error.strerror}; a file is named relative to the configuration, with -s relative "
-            "to the working directory; for a run, -s with the key that names it, such as -s algorithm.name=PATH:CLASS, "
-            "says where it is now"
+            f"{error.filename} cannot be read: {error.strerror}; a file is named relative to the configuration, with "
+            "-s relative to the working directory; for a run, -s with the key that names it, such as "
+            "-s algorithm.name=PATH:CLASS, says where it is now"
         ) from error
-    name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = spec_from_file_location(name, file)
-    assert spec is not None
-    module = module_from_spec(spec)
-    module.__dict__[_MARK] = reference
-    if (folder := str(file.parent)) not in sys.path:
-        sys.path.append(folder)  # last, so that files beside it hide nothing that is installed
-    sys.modules[name] = module  # dataclasses look up their module
-    try:
-        with _importing(str(file), file):
-            exec(compile(content, file, "exec"), module.__dict__)
-    except ConfigError:
-        del sys.modules[name]
-        raise
-    return module
+    with _importing(str(file), file):
+        return import_file(file, contents)
 
 
-def _import_module(place: str, reference: str) -> ModuleType:
+def _import_module(place: str) -> ModuleType:
     if place.startswith(".") or os.sep in place:
         raise ConfigError(f"{place} is no module; the name of a file ends in .py: {place}.py:CLASS")
     with _importing(f"module {place}"):
@@ -166,7 +149,7 @@ def _import_module(place: str, reference: str) -> ModuleType:
                 f"there is no module {error.name!r}; install the package that has it, put its folder on PYTHONPATH, or "
                 "give a file, as path/to/file.py:CLASS"
             ) from error
-    module.__dict__.setdefault(_MARK, reference)
+    vars(module)[MARK] = True
     return module
 
 
@@ -193,62 +176,19 @@ def _as_module(file: Path) -> str:
     return f"; it belongs to a package: put {folder} on PYTHONPATH, and write {'.'.join(names)}:CLASS"
 
 
-_PARSER = Lock()  # `ast.parse` of Python 3.11 fails in concurrent threads: they share a recursion counter
-
-
 def _names_in(file: Path | None) -> str:
     """The classes and functions of a file, for an error message."""
-    names = []
-    if file is not None and (tree := _parsed(file)) is not None:
-        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    try:
+        tree = parse(file.read_bytes() if file is not None else b"")
+    except OSError:
+        tree = parse(b"")
+    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return f"known: {', '.join(names) or 'none'}"
 
 
 def _digest(file: Path, root: Path, within: Path) -> str:
-    """SHA-256 (hex) over a file and the files within a folder that it imports, directly or through one another.
-
-    Args:
-        root: where the names of imported modules begin.
-        within: imported files elsewhere are left out.
-    """
-    files, queue = set[Path](), [file]
-    while queue:
-        path = queue.pop()
-        if path in files:
-            continue
-        files.add(path)
-        for node in ast.walk(_parsed(path) or ast.Module([], [])):
-            queue += [
-                other for other in _imported(node, path, root) if other.is_relative_to(within) and other.is_file()
-            ]
+    """SHA-256 (hex) over a file and those of `read_files`."""
     total = hashlib.sha256()
-    for path in sorted(files):
-        content = path.read_bytes()
+    for path, content in read_files(file, root, within).items():
         total.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode() + content)
     return total.hexdigest()
-
-
-def _parsed(file: Path) -> ast.Module | None:
-    """The syntax tree of a file; None for one that is no Python source."""
-    try:
-        with _PARSER:
-            return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-
-
-def _imported(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
-    """Paths that the modules of an import statement would have, and those of the packages around them."""
-    if isinstance(node, ast.Import):
-        modules = [(root, alias.name) for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        start, base = (path.parents[node.level - 1] if node.level else root), node.module or ""
-        modules = [(start, base), *((start, f"{base}.{alias.name}") for alias in node.names)]
-    else:
-        return
-    for start, module in modules:
-        place = start
-        for part in filter(None, module.split(".")):
-            place /= part
-            yield place.with_name(f"{part}.py")
-            yield place / "__init__.py"

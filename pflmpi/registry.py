@@ -51,7 +51,7 @@ class Registry(Mapping[str, T]):
     ) -> None:
         self.kind, self._section = kind, section
         self._objects, self._group, self._accept = objects, group, accept
-        self._loaded: dict[str, T] = {}
+        self._loaded_names: dict[T, str] = {}
 
     @cached_property
     def installed(self) -> dict[str, EntryPoint]:
@@ -79,9 +79,10 @@ class Registry(Mapping[str, T]):
             return self.installed[name].value
         return name if outside.is_reference(name) else None
 
-    def name_of(self, value: object) -> str:
-        """The name by which an object was looked up."""
-        return next(name for name, registered in {**self._objects, **self._loaded}.items() if registered is value)
+    def name_of(self, value: T) -> str:
+        """The name by which an object was looked up, also one of a file that has changed since; `KeyError` if none."""
+        own = (name for name, registered in self._objects.items() if registered is value)
+        return next(own, None) or self._loaded_names[value]
 
     def __getitem__(self, name: str) -> T:
         if name not in self.installed and name in self._objects:
@@ -92,10 +93,11 @@ class Registry(Mapping[str, T]):
             hint = f"; for a file or folder: {self._section}: {{path: {short_repr(name)}}}" if is_file else ""
             raise ConfigError(format_unknown_name(self.kind, name, list(self)) + hint)
         try:
-            self._loaded[name] = self._accept(outside.load(reference))
+            value = self._accept(outside.load(reference))
         except ConfigError as error:
             raise ConfigError(f"{self.kind} {name!r}: {error}") from error
-        return self._loaded[name]
+        self._loaded_names.setdefault(value, name)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._objects, *self.installed}))

@@ -179,5 +179,5 @@ def _name(section: str, registry: Registry[Any], kind: Any) -> str:
     """Returns the registered name of a class or function, or `file:Class` or `module:Class`."""
     try:
         return registry.name_of(kind)
-    except StopIteration:
+    except KeyError:
         return reference(section, kind)

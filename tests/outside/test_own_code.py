@@ -1,13 +1,20 @@
 """Algorithms, models, datasets and partitions that are named from outside the package."""
 
+import json
 import os
+import pickle
 import shutil
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 import own_code
+import pflmpi.errors
 import quick_run
+from pflmpi import outside
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
@@ -204,6 +211,71 @@ def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path
     assert code_hash(f"{tmp_path}/mine.py:Mine") == first
     (tmp_path / "beside.py").write_text("import json  # changed\n")
     assert code_hash(f"{tmp_path}/mine.py:Mine") != first
+
+
+def write_helper(
+    folder, number, text="from layers import Layer\n\n\ndef value(scores, labels):\n    return Layer().size\n"
+):
+    """Two files with the same text and the module beside them that both import; returns what names the first."""
+    folder.mkdir(exist_ok=True)
+    (folder / "layers.py").write_text(
+        f"from dataclasses import dataclass\n\n@dataclass\nclass Layer:\n    size: float = {number}\n"
+    )
+    for name in ("mine.py", "other.py"):
+        (folder / name).write_text(text)
+    return f"{folder}/mine.py:value"
+
+
+LATE = "def value(scores, labels):\n    import layers\n    return layers.Layer().size\n"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_file_gets_the_modules_beside_it_whatever_was_imported_before(late, tmp_path, monkeypatch):
+    texts = [LATE] if late else []
+    write_helper(tmp_path / "elsewhere", 9)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))  # as the working directory with `python -m`
+    monkeypatch.setitem(sys.modules, "layers", import_module("layers"))
+    before = [*sys.path]
+    first, second = (outside.load(write_helper(tmp_path / name, n, *texts)) for name, n in (("A", 1), ("B", 2)))
+    assert (first(0, 0), second(0, 0), sys.modules["layers"].Layer().size) == (1, 2, 9) and sys.path == before
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_module_beside_a_file_is_imported_anew_once_it_has_changed(late, tmp_path):
+    texts = [LATE] if late else []
+    first = outside.load(write_helper(tmp_path, 1, *texts))
+    assert first(0, 0) == 1 and outside.load(f"{tmp_path}/mine.py:value") is first
+    assert outside.load(write_helper(tmp_path, 2, *texts))(0, 0) == 2  # of the same size, in the same second
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers.py").rename(tmp_path / "layers" / "__init__.py")
+    (tmp_path / "layers" / "__init__.py").write_text("from layers.size import Layer\n")
+    (tmp_path / "layers" / "size.py").write_text("from . import sizes\nclass Layer:\n    size = sizes.SIZE\n")
+    (tmp_path / "layers" / "sizes.py").write_text("SIZE = 3\n")
+    assert outside.load(f"{tmp_path}/mine.py:value")(0, 0) == 3
+
+
+def test_the_files_of_a_folder_share_the_modules_beside_them(tmp_path):
+    write_helper(tmp_path, 1)
+    (tmp_path / "third.py").write_text("import mine, layers\nvalue, Layer = mine.value, layers.Layer\n")
+    names = [f"{tmp_path}/{name}" for name in ("mine.py:Layer", "other.py:Layer", "third.py:Layer")]
+    layer, *others = map(outside.load, names)
+    assert all(other is layer for other in others) and pickle.loads(pickle.dumps(layer(3))) == layer(3)
+    assert outside.load(f"{tmp_path}/third.py:value") is outside.load(f"{tmp_path}/mine.py:value")
+
+
+def test_a_file_hides_nothing_that_is_installed_from_those_beside_it(tmp_path):
+    (tmp_path / "mine.py").write_text("import json, torch, pflmpi.errors\nvalue = json, torch, pflmpi.errors\n")
+    for name in ("json", "torch", "pflmpi"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
+    assert outside.load(f"{tmp_path}/mine.py:value") == (json, torch, pflmpi.errors)
+
+
+def test_an_error_in_a_module_beside_a_file_is_named_where_it_stands(tmp_path):
+    (tmp_path / "mine.py").write_text("from layers import Layer\n")
+    for text, expected in (("1 / 0", "1, in <module>: ZeroDivisionError"), ("def", "1: syntax error")):
+        (tmp_path / "layers.py").write_text(text)
+        with pytest.raises(ConfigError, match=f"{tmp_path}/layers.py:{expected}"):
+            outside.load(f"{tmp_path}/mine.py:value")
 
 
 def installed(folder, name, lines):
