@@ -77,7 +77,7 @@ class Participation:
             rng, sizes = stream(self.seed, round, -1, "participants"), self.num_train.view()
             sizes.flags.writeable = False
             with outside.as_config_error():
-                drawn = SELECTIONS[training.selection](round, training.num_drawn(num_clients), sizes, rng)
+                drawn = self._rule(round, training.num_drawn(num_clients), sizes, rng)
         source = f"training.selection = {training.selection}: round {round}"
         clients = _sort_and_check(np.asarray(drawn), num_clients, source)
         if self.most_steps is not None:
@@ -105,6 +105,10 @@ class Participation:
             return None
         steps = self.training.deadline / self.seconds_per_step
         return np.minimum(steps * (1 + 1e-12), 2.0**31).astype(np.int64)  # so that 0.3 s have three steps of 0.1 s
+
+    @functools.cached_property
+    def _rule(self) -> Rule:
+        return SELECTIONS[self.training.selection]
 
     @functools.cached_property
     def _trace(self) -> dict[int, np.ndarray]:

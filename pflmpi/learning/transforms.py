@@ -48,11 +48,11 @@ TRANSFORMS: Registry[Function] = Registry(
 class Transform:
     """Transforms applied in order, each with its own key."""
 
-    names: tuple[str, ...]  # as in `data.transform`
+    functions: tuple[Function, ...]  # of the names in `data.transform`
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        for number, name in enumerate(self.names):
-            x = TRANSFORMS[name](x, derive_key(key, number))
+        for number, function in enumerate(self.functions):
+            x = function(x, derive_key(key, number))
         return x
 
 
@@ -62,9 +62,8 @@ def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
     Raises:
         ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
     """
-    key = torch.tensor(1)
-    for name in names:
-        function = TRANSFORMS[name]
+    key, functions = torch.tensor(1), [TRANSFORMS[name] for name in names]
+    for name, function in zip(names, functions, strict=True):
         with outside.as_config_error():
             once, again = function(samples, key), function(samples, key)
             in_lanes = torch.func.vmap(function, randomness="different")(samples.unsqueeze(0), key.unsqueeze(0))[0]
@@ -79,7 +78,7 @@ def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
                 f"transform {name} makes other samples of the same samples and key; draw random numbers by "
                 "pflmpi.models.noise.uniform(key, shape) alone"
             )
-    return Transform(tuple(names)) if names else None
+    return Transform(tuple(functions)) if names else None
 
 
 def _shift(x: Tensor, axis: int, draws: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def test_a_crop_moves_images_and_a_flip_mirrors_them():
 def test_loop_and_lanes_see_the_same_samples():
     pool = Pool(torch.randint(0, 256, (12, 1, 8, 8), dtype=torch.uint8), torch.arange(12) % 3)
     task = Task(MODELS["mlp"]().bind((1, 8, 8), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,))
-    transform, draws = Transform(tuple(BOTH)), torch.tensor([5, -9, 2**62])
+    transform, draws = Transform((random_crop, horizontal_flip)), torch.tensor([5, -9, 2**62])
     sizes = [4, 4, 3]
     alone = [batch.x for batch in ClientBatches(task, pool, torch.arange(11), sizes, None, 0.0, transform, draws)]
     index = torch.arange(12).view(3, 4)
@@ -147,3 +147,11 @@ def test_keys_alone_decide(own):
     images = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8)
     one, other = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
     assert not torch.equal(one, other) and torch.equal(one, transform(images, torch.tensor(1)))
+
+
+def test_one_that_is_edited_during_a_run_stays_what_it_was(own):
+    images, key = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8), torch.tensor(1)
+    transform = load_transform([f"{own}:darker"], images)
+    before = transform(images, key)
+    own.write_text(OWN.replace("/ 2", "/ 3"))
+    assert torch.equal(transform(images, key), before)
