@@ -24,7 +24,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.padding_check import check_padding, find_lane_problem
+from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_mixing
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.learning.measures import Measure, load_measures
 from pflmpi.learning.participation import Participation
@@ -248,7 +248,7 @@ def _check_axes(task: Task) -> None:
 
 
 def check_executor(experiment: Experiment, configured: str) -> str:
-    """Returns the executor to use: compares modules from outside with plain PyTorch, and tries an algorithm in lanes.
+    """Returns the executor to use: compares modules with plain PyTorch, tries transforms and algorithm in lanes.
 
     Args:
         experiment: from `draft`.
@@ -260,6 +260,8 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     executor = experiment.config.runtime.executor
     in_lanes = executor == "lanes"
     problem = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
+    if not problem and in_lanes and experiment.transform is not None:
+        problem = find_mixing(experiment.transform, experiment.federation.dataset.images)
     if not problem and in_lanes and configured == "auto":
         problem = find_lane_problem(experiment.config.algorithm, experiment.tasks, experiment.cohort)
     if not problem:

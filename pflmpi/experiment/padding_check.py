@@ -1,4 +1,4 @@
-"""Whether `client_update` is independent of the padding of batches in lanes, tried on one step before the run."""
+"""Whether `client_update` and transforms are independent of the padding of batches in lanes, tried before the run."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,6 +13,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.made_up_inputs import make_up_first_messages, make_up_labels
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Messages
 from pflmpi.models.built_module import are_equal
 from pflmpi.models.torch_module import ModuleArchitecture
@@ -24,6 +25,7 @@ from pflmpi.tree import Tree
 
 _REAL, _WIDTH, _WIDER = 3, 5, 7  # real samples of a batch, its width, and its width with more padding
 _ROUNDING = 1e-5  # allowed change by more padding, relative to 1 + the largest entry: float32 sums in another order
+_TRIED_KEYS = 8  # a transform may mix samples at some of them alone
 _LARGEST_RATE = 0.1  # with a larger one clients may diverge, so that nothing can be compared
 
 
@@ -53,6 +55,24 @@ def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         return next(filter(None, problems), "")
     except Exception as error:
         return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
+
+
+def find_mixing(transform: Transform, images: np.ndarray) -> str:
+    """Returns which transform computes with the padding of a batch in lanes; "" if none does.
+
+    Args:
+        images: [n, ...] of the dataset.
+    """
+    batch = torch.from_numpy(images[np.linspace(0, len(images) - 1, _WIDTH).astype(np.int64)])
+    for function in transform.functions:
+        for key in torch.arange(_TRIED_KEYS):
+            with outside.as_config_error():
+                alone, padded = function(batch[:_REAL], key), function(batch, key)[:_REAL]
+            if _beyond_rounding({"samples": alone.float()}, {"samples": padded.float()}):
+                return (
+                    f"data.transform: {function.__name__} computes a sample from others of its batch, which has padding"
+                )
+    return ""
 
 
 def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:

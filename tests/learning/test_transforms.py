@@ -33,6 +33,13 @@ def floats(x, key):
 def own_draws(x, key):
     return torch.randint(0, 255, x.shape).to(x.dtype)
 
+def centred(x, key):
+    return (x - x.float().mean(0)).to(x.dtype)
+
+def mixed(x, key):
+    share = uniform(key, (len(x), 1, 1, 1)) / 2 * (uniform(key, (1,)) < 0.3)
+    return (x + share * (x.roll(1, 0).float() - x)).to(x.dtype)
+
 def fails(x, key):
     return x[0, 0, 99]
 """
@@ -134,6 +141,15 @@ def test_a_wrong_one_is_refused_before_the_start(name, said, own, tmp_path):
     with pytest.raises(ConfigError, match=said):
         quick_run.run(settings("loop", [name.format(own=own)]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["centred", "mixed"])
+def test_one_that_mixes_the_samples_of_a_batch_runs_in_a_loop(name, own, tmp_path, caplog):
+    with pytest.raises(ConfigError, match=rf"data.transform: {name} computes a sample from others of its batch, which"):
+        quick_run.run(settings("lanes", [f"{own}:{name}"]), tmp_path / "run")
+    alone = quick_run.run(settings("loop", [f"{own}:{name}"]), tmp_path / "loop")
+    assert quick_run.run(settings("auto", [f"{own}:{name}"]), tmp_path / "auto") == alone
+    assert f"runtime.executor: loop): data.transform: {name} computes" in caplog.text
 
 
 def test_tables_have_nothing_to_crop():
