@@ -2,8 +2,9 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,20 +25,16 @@ def fresh_process() -> Iterator[None]:
         raise ConfigError(f"in_process=True with torch's default device {torch.get_default_device()}; set it to None")
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     generators = random.getstate(), np.random.get_state()
-    attributes = [(owner, name, getattr(owner, name), fresh) for owner, name, fresh in _list_attributes()]
-    modes = torch.get_num_threads(), torch.get_default_dtype(), torch.get_deterministic_debug_mode()
-    autocast = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
+    settings = [(put, get(), fresh) for get, put, fresh in _list_settings()]
     environ = {name: os.environ.get(name) for name in _VARIABLES}
     try:
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
-            _apply(modes[0], torch.float32, 0, dict.fromkeys(autocast, False))
-            for owner, name, _, fresh in attributes:
-                setattr(owner, name, fresh)
+            for put, _, fresh in settings:
+                put(fresh)
             yield
     finally:
-        _apply(*modes, autocast)
-        for owner, name, before, _ in attributes:
-            setattr(owner, name, before)
+        for put, before, _ in settings:
+            put(before)
         for name, value in environ.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         random.setstate(generators[0])
@@ -45,21 +42,38 @@ def fresh_process() -> Iterator[None]:
 
 
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")  # set by `runtime.devices`
+_Setting = tuple[Callable[[], Any], Callable[[Any], object], Any]
 
 
-def _list_attributes() -> list[tuple[Any, str, object]]:
-    """Settings of torch that are attributes, each with the value that a run needs."""
-    backends: Any = torch.backends  # its type stubs lack them
-    mkldnn, cudnn = backends.mkldnn, backends.cudnn
-    kernels = (mkldnn.matmul, mkldnn.conv, mkldnn.rnn, cudnn.conv, cudnn.rnn, backends.cuda.matmul)
-    switches = [(cudnn, "benchmark", False), (cudnn, "deterministic", False)]
-    filled = (deterministic, "fill_uninitialized_memory", True)
-    return [*((kernel, "fp32_precision", "ieee") for kernel in kernels), *switches, filled]
+def _list_settings() -> list[_Setting]:
+    """Settings of torch that change bits: how each is read and set, and the value that a run needs."""
+    backends: Any = torch.backends  # its type stubs lack most of them
+    mkldnn, cudnn, cuda = backends.mkldnn, backends.cudnn, backends.cuda
 
+    def attribute(owner: Any, name: str, fresh: object) -> _Setting:
+        return partial(getattr, owner, name), partial(setattr, owner, name), fresh
 
-def _apply(threads: int, dtype: torch.dtype, mode: int, autocast: dict[str, bool]) -> None:
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(dtype)
-    torch.set_deterministic_debug_mode(mode)
-    for device, enabled in autocast.items():
-        torch.set_autocast_enabled(device, enabled)
+    def autocast(device: str) -> _Setting:
+        return partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device), False
+
+    return [
+        (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads()),  # set by `runtime.devices`
+        (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        *map(autocast, ("cpu", "cuda")),
+        *(
+            attribute(kernel, "fp32_precision", "ieee")
+            for kernel in (mkldnn.matmul, mkldnn.conv, mkldnn.rnn, cudnn.conv, cudnn.rnn, cuda.matmul)
+        ),
+        attribute(mkldnn, "enabled", True),
+        attribute(cudnn, "enabled", True),
+        attribute(cudnn, "benchmark", False),
+        attribute(cudnn, "deterministic", False),
+        attribute(backends.opt_einsum, "enabled", backends.opt_einsum.is_available()),
+        attribute(deterministic, "fill_uninitialized_memory", True),
+        (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, True),
+        (cuda.flash_sdp_enabled, cuda.enable_flash_sdp, True),  # on CPUs too, as the next two
+        (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, True),
+        (cuda.math_sdp_enabled, cuda.enable_math_sdp, True),
+        (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, True),
+    ]

@@ -18,6 +18,19 @@ from pflmpi.python import run as from_python
 from pflmpi.store import run_folder
 
 CONFIG = Config(**quick_run.QUICK)
+ATTENTION = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        x = self.conv(x.reshape(len(x), 8, 8))
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x).mean(1))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +120,22 @@ def test_what_cannot_be_in_one_process_is_refused(tmp_path):
     with torch.device("meta"), pytest.raises(ConfigError, match=r"default device .*meta; set it to None"):
         pflmpi.run(CONFIG, out=tmp_path / "run", in_process=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_kernels_that_were_switched_off_change_no_bits_and_stay_off(tmp_path):
+    backends, attention = torch.backends, torch.backends.cuda
+    (tmp_path / "net.py").write_text(ATTENTION)
+    config = CONFIG.replace(model={"name": f"{tmp_path / 'net.py'}:Net", "head": "head"}, training={"rounds": 1})
+    expected = quick_run.run(config.resolved(), tmp_path / "expected", 1)
+    backends.mkldnn.enabled = False
+    attention.enable_flash_sdp(False)
+    try:
+        run = pflmpi.run(config, out=tmp_path / "run", in_process=True, quiet=True)
+        assert run.round().digest() == expected
+        assert not backends.mkldnn.enabled and not attention.flash_sdp_enabled()
+    finally:
+        backends.mkldnn.enabled = True
+        attention.enable_flash_sdp(True)
 
 
 @pytest.fixture
