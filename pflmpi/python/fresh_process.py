@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,16 +14,32 @@ from torch.utils import deterministic
 
 from pflmpi.errors import ConfigError
 
+_run_lock = threading.RLock()  # of the thread whose run has the settings of this process; `on_round` may start a run
+
 
 @contextmanager
 def fresh_process() -> Iterator[None]:
     """Gives torch the settings of a new process; restores them and the random generators afterwards.
 
     Raises:
-        ConfigError: torch's default device is not the CPU.
+        ConfigError: torch's default device is not the CPU, or another thread is in this context.
     """
     if torch.get_default_device().type != "cpu":
         raise ConfigError(f"in_process=True with torch's default device {torch.get_default_device()}; set it to None")
+    if not _run_lock.acquire(blocking=False):
+        raise ConfigError(
+            "in_process=True while a run with in_process=True is going on in another thread, and torch's settings are "
+            "those of the whole process; leave in_process out, or start one run after the other"
+        )
+    try:
+        with _fresh_settings():
+            yield
+    finally:
+        _run_lock.release()
+
+
+@contextmanager
+def _fresh_settings() -> Iterator[None]:
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     generators = random.getstate(), np.random.get_state()
     settings = [(put, get(), fresh) for get, put, fresh in _list_settings()]

@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,6 +137,28 @@ def test_kernels_that_were_switched_off_change_no_bits_and_stay_off(tmp_path):
     finally:
         backends.mkldnn.enabled = True
         attention.enable_flash_sdp(True)
+
+
+def test_a_run_in_a_second_thread_is_refused_while_one_is_going_on_and_one_within_a_run_is_not(tmp_path):
+    before, errors = state(), []
+
+    def start(name):
+        try:
+            pflmpi.run(CONFIG, out=tmp_path / name, in_process=True, quiet=True)
+        except ConfigError as error:
+            errors.append(str(error))
+
+    def start_two(row):
+        if row["round"] == 1:
+            thread = threading.Thread(target=start, args=("second",))
+            thread.start()
+            thread.join()
+            start("within")
+
+    pflmpi.run(CONFIG, out=tmp_path / "run", in_process=True, quiet=True, on_round=start_two)
+    start("after")
+    assert [("another thread" in error, "leave in_process out" in error) for error in errors] == [(True, True)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "run", "within"] and state() == before
 
 
 @pytest.fixture
