@@ -142,5 +142,5 @@ def read(path: Path) -> Record:
 
 
 def is_measured(planned: ScaleRun, out: Path) -> bool:
-    """Whether a run has finished and its record is written."""
-    return "digest" in read(planned.record(out))
+    """Whether a run has finished, its record is written, and it was not deleted since."""
+    return "digest" in read(planned.record(out)) and planned.run(out).exists()

@@ -166,7 +166,7 @@ def read_results(out: Path) -> Results:
     digests: dict[tuple[int, int | None], str] = {}  # of the first run by threads and clients, which affect results
     for planned in runs(scaling):
         ranks, record = planned.ranks, records.read(planned.record(out))
-        if "digest" in record:
+        if records.is_measured(planned, out):
             measured[ranks].append(MeasuredRun(planned, record, _read_measured_rounds(planned, out, scaling.rounds)))
             digests.setdefault((scaling.threads(ranks), scaling.clients(ranks)), record["digest"])
         else:

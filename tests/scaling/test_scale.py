@@ -2,6 +2,7 @@
 
 import csv
 import platform
+import shutil
 import signal
 
 import pytest
@@ -15,7 +16,7 @@ from pflmpi.config.load import parse
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.results import PARTS, format_table, read_results, write_table
-from pflmpi.scaling.running import scaling_of
+from pflmpi.scaling.running import make_task, scaling_of
 
 MB = 2**20
 
@@ -126,6 +127,15 @@ def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
         "abc+"
     }
     assert read_results(out).problems == ["2 ranks, repeat 2: no memory is left"]
+
+
+def test_a_run_whose_folder_was_deleted_is_measured_again(tmp_path):
+    scaling = scale_folder.scaling([1, 2])
+    out, deleted = scale_folder.measured(tmp_path, scaling), runs(scaling)[0]
+    shutil.rmtree(deleted.run(out))
+    commands = {planned.name: make_task(planned, scaling, out).command for planned in runs(scaling)}
+    assert [name for name, command in commands.items() if command] == [deleted.name]
+    assert [len(point.runs) for point in read_results(out).points] == [1, 2]
 
 
 @pytest.mark.slow
