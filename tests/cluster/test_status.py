@@ -776,6 +776,15 @@ def test_a_point_of_a_scaling_experiment_says_so_and_the_experiment_lists_its_ru
     assert "  ranks-0002/repeat1  round 3 of 3" in capsys.readouterr().out
 
 
+def test_a_scaling_experiment_of_which_no_run_has_begun_says_so(tmp_path, fake, capsys):
+    fake_slurm.queue(fake)
+    (tmp_path / "scale.yaml").write_text("repeats: 3\n")
+    assert main(["status", str(tmp_path)]) == 0
+    assert f"{tmp_path}: a scaling experiment, of which no run has begun\n" in capsys.readouterr().out
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == []
+
+
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 
