@@ -98,7 +98,7 @@ def read_run_status(run: Path) -> RunStatus | None:
         best=(tested.best[column], int(tested.best["round"])) if tested.best else None,
         unseen=tested.last.get(f"unseen_{column}") if tested.last else None,
         checkpoint=checkpoints[-1] if checkpoints else None,
-        per_round=seconds_per_round(lines),
+        per_round=estimate_seconds_per_round(lines),
         age=age,
         ranks=ranks,
         early=early,
@@ -108,7 +108,7 @@ def read_run_status(run: Path) -> RunStatus | None:
     )
 
 
-def seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
+def estimate_seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
     """Seconds per round over the last rounds, without the run's first; None before the first has ended.
 
     Training and messages count with their median, because the first round of each process warms up and may take many

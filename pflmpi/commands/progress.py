@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.run_status import format_duration, seconds_per_round
+from pflmpi.cluster.run_status import estimate_seconds_per_round, format_duration
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import main_measure, summarize_rounds
 from pflmpi.store import job_file, metrics_file
@@ -95,8 +95,8 @@ class RunProgress:
         self._up_bytes, self._down_bytes = self._up_bytes + up, self._down_bytes + down
         testing = round.seconds["evaluation"]
         self._seconds.append({"seconds": round.seconds["round"], "evaluation_seconds": testing})
-        del self._seconds[1:-10]  # `seconds_per_round` uses the last ones
-        left = (self._rounds - round.round) * (seconds_per_round(self._seconds) or 0.0)
+        del self._seconds[1:-10]  # `estimate_seconds_per_round` uses the last ones
+        left = (self._rounds - round.round) * (estimate_seconds_per_round(self._seconds) or 0.0)
         rest = f"  left {format_duration(left)}" if round.round < self._rounds else ""
         if testing > round.seconds["compute"] / 2:  # so much that `evaluation.every` is worth setting
             rest = f"  testing {testing:.2f} s{rest}"
