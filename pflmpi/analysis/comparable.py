@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import Run, read_run
 from pflmpi.analysis.selection import NamedRun, SeedGroup, label_groups, pick_evenly_spaced
 from pflmpi.config.sections import by_key, find_differences
 from pflmpi.data.config import DataConfig
@@ -39,7 +39,7 @@ def open_comparable_runs(paths: Sequence[Path], step: Callable[[], None]) -> tup
     problems: list[str] = []
     for path in {path.resolve(): path for path in paths}.values():
         try:
-            run = open_run(path)
+            run = read_run(path)
             run.columns  # noqa: B018  raises if metrics are damaged
         except CheckpointError as error:
             problems.append(str(error))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -71,16 +71,18 @@ class Run:
     Whatever uses metrics.csv raises `CheckpointError` if it is damaged; see `verified_metrics`.
 
     Attributes:
-        path: the folder.
+        path: the folder; `open_run` makes it absolute.
         config: the resolved configuration, nested, including the section `recorded` that the run adds.
         name: the name of the algorithm, for legends; not unique.
         config_notes: parts of config.yaml that the newest checkpoint does not confirm, one line each.
+        shown_path: the folder as it was named, for tables.
     """
 
     path: Path
     config: dict[str, Any]
     name: str
     config_notes: tuple[str, ...] = ()
+    shown_path: str = ""
     _metrics: dict[tuple[str, int], np.ndarray | str | None] = field(default_factory=dict, init=False)
     _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
 
@@ -411,7 +413,7 @@ class Run:
         raise CheckpointError(f"{self.path} has no good checkpoint: {why}")
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}: {self.name}, checkpoints {format_ranges(self.rounds) or 'none'})"
+        return f"Run({self.shown_path!r}: {self.name}, checkpoints {format_ranges(self.rounds) or 'none'})"
 
 
 def open_run(path: str | PathLike[str]) -> Run:
@@ -420,6 +422,12 @@ def open_run(path: str | PathLike[str]) -> Run:
     Raises:
         CheckpointError: the folder is no run, its configuration cannot be read, or a newer pflmpi wrote it.
     """
+    run = read_run(path)
+    return replace(run, path=run.path.absolute())  # the working directory of a notebook may change
+
+
+def read_run(path: str | PathLike[str]) -> Run:
+    """Opens a run as `open_run` does, with its path as it was named: commands print it."""
     folder = as_path("path", path)
     if not folder.is_dir():
         raise CheckpointError(
@@ -434,7 +442,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     config, notes = stored.read_verified(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return Run(folder, config, short_name(str(name or folder.name)), tuple(notes))
+    return Run(folder, config, short_name(str(name or folder.name)), tuple(notes), str(folder))
 
 
 def import_extra(module: str, what: str, library: str) -> Any:

@@ -67,7 +67,7 @@ class Runs(tuple[Run, ...]):
         options = [dict(_flatten(collect_decisive_options(run))) for run in self]
         first = options[0] if options else {}
         keys = [key for key in sorted(set().union(*options)) if any(run.get(key) != first.get(key) for run in options)]
-        columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
+        columns: dict[str, list[Any]] = {"run": [run.shown_path for run in self]}
         columns |= {key: [run.get(key) for run in options] for key in dict.fromkeys([*_ALWAYS, *keys])}
         run_of_line = [place for place, table in enumerate(tables) for _ in range(len(table))]
         left = pandas.DataFrame(columns).iloc[run_of_line].reset_index(drop=True)

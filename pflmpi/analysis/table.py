@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, describe_fork, select_decisive_options
 from pflmpi.analysis.metrics import CostTo, compute_cost_to
-from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.run import Run, read_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, find_differences, section
 from pflmpi.errors import CheckpointError, ConfigError
@@ -94,7 +94,7 @@ def fill_in_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> Sweep
     runs = []
     for cell in cells:
         with suppress(CheckpointError):  # `compute_entries` reports it
-            if (run := open_run(cell.run(out))).columns["round"].size:
+            if (run := read_run(cell.run(out))).columns["round"].size:
                 runs.append(run)
     return table.model_copy(update={"metric": metric_name(choose_main_measure(runs))})
 
@@ -226,7 +226,7 @@ def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
     if not folder.exists():
         return _SeedRun(training.rounds)
     try:
-        run = open_run(folder)
+        run = read_run(folder)
         lines = run.verified_metrics.lines
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))

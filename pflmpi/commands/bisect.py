@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the first difference of two runs, and what differs in their settings; return the exit code."""
     from pflmpi.analysis.bisection import bisect
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
 
-    runs = open_run(options.first), open_run(options.second)
+    runs = read_run(options.first), read_run(options.second)
     bisection = bisect(*runs)
     if options.replay and bisection.same is not None and bisection.between:
         with tempfile.TemporaryDirectory(prefix="pflmpi-bisect-") as folder:

@@ -55,16 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
     from pflmpi.analysis.comparable import choose_main_measure, differing_options, why_incomparable
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.analysis.runs import find_runs
     from pflmpi.analysis.selection import name_runs
     from pflmpi.terminal import print_json
 
-    paths = [run for path in options.runs for run in find_runs(path) or [path]]  # `open_run` refuses other folders
+    paths = [run for path in options.runs for run in find_runs(path) or [path]]  # `read_run` refuses other folders
     folders = list({path.resolve(): path for path in paths}.values())
     if len(folders) < 2:
         raise ConfigError(f"there is only one run, {folders[0]}; name two or more")
-    opened = [open_run(path) for path in folders]
+    opened = [read_run(path) for path in folders]
     runs, settings, measure = name_runs(opened), differing_options(opened), choose_main_measure(opened)
     problems = [why_incomparable(opened[0], other) for other in opened]
     if options.json:

@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> int:
     """Make or finish a run without each client; print and write the accuracies of the others; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.terminal import console
 
     check_alone("contribution")
-    whole = open_run(options.run)
+    whole = read_run(options.run)
     last = whole.newest()[0]
     if last.number != whole.config["training"]["rounds"] and not whole.stopped_early:
         raise ConfigError(f"{options.run} has not reached its last round; resume it first")
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
     """Start or resume the run without a client, to its last round."""
-    from pflmpi.analysis.run import Fork, open_run
+    from pflmpi.analysis.run import Fork, read_run
     from pflmpi.python.run import run as start
     from pflmpi.store import config_file
 
@@ -79,7 +79,7 @@ def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run
     if not config_file.path(folder).exists():
         options.out.mkdir(parents=True, exist_ok=True)
         whole.fork(folder, round=options.round, without_clients=[client])
-    forked, before = open_run(folder), whole.config["training"].get("without_clients") or []
+    forked, before = read_run(folder), whole.config["training"].get("without_clients") or []
     expected = Fork(str(whole.recorded["run"]), options.round, ("training.without_clients",))
     if forked.forked_from != expected or forked.config["training"]["without_clients"] != sorted({*before, client}):
         problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"

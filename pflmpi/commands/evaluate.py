@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.experiment.restore import reopen
     from pflmpi.experiment.stored_config import class_names
 
     _check_options(options)
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     experiment = reopen(opened.path, options.overrides, changed_code=options.changed_code)
     counts = _test_clients(experiment, opened.path, round.number, options)

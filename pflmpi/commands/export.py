@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the file and print what it holds; return the exit code."""
     from pflmpi.analysis.model import read_client_state_dict, read_server_state_dict
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
 
     if options.table is not None:
         return _run_table(options)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--compress goes with --all; leave it out")
     write = _writer(options.out)
     arguments.check_output(options.out, "-o", options.force)
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     if options.server:
         who, state = "server", read_server_state_dict(round, options.leaf)
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_all(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.commands.progress import bar
     from pflmpi.store import one_file, probe_file
     from pflmpi.store.names import round_of
@@ -100,7 +100,7 @@ def _run_all(options: argparse.Namespace) -> int:
     if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
         raise ConfigError(f"-o {path}: files of a run have such names; choose another, such as one.h5")
     arguments.check_output(options.out, "-o", options.force)
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     with atomic.explain_write_error(path, "choose another -o"), bar("clients") as update:
         one_file.write(path, opened.path, round.number, options.compress, update)
@@ -110,7 +110,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _run_table(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.run import import_extra, open_run
+    from pflmpi.analysis.run import import_extra, read_run
 
     path = options.table
     if path.suffix not in _TABLES:
@@ -127,7 +127,7 @@ def _run_table(options: argparse.Namespace) -> int:
     library, write = _TABLES[path.suffix]
     import_extra(library, f"--table {path}", library)
     arguments.check_output(path, "--table", options.force)
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])
     _save(path, table, write)
     rounds = format_ranges(set(table["round"]))

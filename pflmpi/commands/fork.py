@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the new run, print what differs and how to continue it; return the exit code."""
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.config.sections import override
     from pflmpi.experiment import stored_config
     from pflmpi.experiment.fork import fork, without_clients
 
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options).number
     values = override(stored_config.values(options.run), options.overrides)
     values = without_clients(values, options.without_client)

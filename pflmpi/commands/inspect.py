@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.store import run_folder, run_lock
     from pflmpi.store.one_file import Array
 
@@ -64,7 +64,7 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
     if options.digest and not options.json:
         print(digest)
         return
-    opened = open_run(run)
+    opened = read_run(run)
     checkpoint = opened.round(number)
     arrays = [
         Array(f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
@@ -169,10 +169,10 @@ def _show_difference(run: Path, rounds: Sequence[int], as_json: bool) -> None:
     from rich.table import Table
 
     from pflmpi.analysis.difference import compute_changes
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.commands.progress import bar
 
-    opened, (before, after) = open_run(run), rounds
+    opened, (before, after) = read_run(run), rounds
     with bar("leaves") as update:
         changes = compute_changes(opened.round(before), opened.round(after), update)
     if as_json:
@@ -207,11 +207,11 @@ def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
 def _verify(run: Path, as_json: bool) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder, verify
 
-    opened = open_run(run)  # raises if there is no run
+    opened = read_run(run)  # raises if there is no run
     terminal = console()
     num_expected, files = len(integrity.files(run)), []
     with bar("files") as update:

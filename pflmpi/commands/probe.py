@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.analysis.selection import MOST_CLIENTS, pick_evenly_spaced
     from pflmpi.commands.progress import bar
     from pflmpi.experiment.evaluation import confusion
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             f"--samples {options.samples} --clients {options.clients}: a comparison needs {LEAST_SAMPLES} samples and "
             "2 clients at least"
         )
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     torch.set_num_threads(num_cores(os.environ))
     experiment = reopen(opened.path, options.overrides, changed_code=options.changed_code)

@@ -20,11 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Delete the files that no kept checkpoint needs, or only count them; print their size; return the exit code."""
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.store import pruning, run_lock
 
     arguments.check_least(options, every=1, keep=1)
-    opened = open_run(options.run)
+    opened = read_run(options.run)
     lock = None if options.dry_run else run_lock.take(opened.path, {}, False)
     try:
         kept, files = pruning.choose_files_to_prune(opened.path, options.every, options.keep)

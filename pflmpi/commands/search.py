@@ -179,13 +179,13 @@ def _score(table: "SweepTable", out: Path, cell: "Cell") -> tuple[float, float]:
 
     Only rounds up to those of the current step count, even if the trial has more from a later one.
     """
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.analysis.table import metric_name, metric_of, pick_value
     from pflmpi.learning.main_measure import lower_is_better, to_validation_name
 
     if _is_left(cell, out):
         return math.inf, math.nan
-    rounds, run = cell.raw["training"]["rounds"], open_run(cell.run(out))
+    rounds, run = cell.raw["training"]["rounds"], read_run(cell.run(out))
     columns, metric = run.columns, table.metric
     measures = {}  # on validation samples, by the names of those on test samples
     for name in columns:
@@ -231,13 +231,13 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
     from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error
-    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.analysis.table import metric_of, pick_value
     from pflmpi.learning.main_measure import lower_is_better
 
     figures: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        value = pick_value(open_run(cell.run(out)).columns, table.metric, table.figure)
+        value = pick_value(read_run(cell.run(out)).columns, table.metric, table.figure)
         figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
     metric = metric_of(table.metric)
     digits = metric.digits

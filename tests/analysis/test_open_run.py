@@ -67,6 +67,17 @@ def test_metrics_are_a_record_array_and_a_frame_is_of_pandas(alike_run, monkeypa
         run.frame()
 
 
+def test_a_run_stays_the_one_that_was_opened_when_the_working_directory_changes(alike_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(alike_run.parent)
+    name = alike_run.name
+    runs = [pflmpi.open_run(name), *pflmpi.open_runs([name]), *pflmpi.open_runs(f"{name}*")]
+    expected, frame = runs[0].round().digest(), pflmpi.open_runs(name).frame()
+    monkeypatch.chdir(tmp_path)
+    for run in runs:
+        assert run.round().digest() == expected and len(run.columns["round"]) == 4
+        assert repr(run).startswith(f"Run({name!r}: ") and set(frame["run"]) == {name}
+
+
 def test_the_configuration_is_the_resolved_one(alike_run):
     run = open_run(alike_run)
     assert run.config == yaml.safe_load((alike_run / "config.yaml").read_text())
