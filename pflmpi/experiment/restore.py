@@ -13,11 +13,11 @@ import torch
 
 from pflmpi import outside, tree
 from pflmpi.atomic import remedy
-from pflmpi.config import stored
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
+from pflmpi.experiment.recorded_data import check_hash
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, find_row_types, tree_from_arrays
@@ -177,17 +177,10 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
     Raises:
         CheckpointError: data, partition or frozen weights are not those that the run was made with.
     """
-    recorded = stored.read(run)["recorded"]
-    for key, what, value in (
-        ("data", "data has", experiment.federation.dataset.digest),
-        ("partition", "partition has", experiment.division.digest),
-        ("frozen", " ".join(["frozen part of the model", *experiment.weights, "has"]), experiment.frozen_digest),
-    ):
-        if recorded.get(key, value) != value:
-            raise CheckpointError(
-                f"the {what} changed since {run} was written: hash {str(recorded[key])[:12]} then, "
-                f"{value[:12]} now; put back the same files, or start a new run"
-            )
+    check_hash(run, "data", "data has", experiment.federation.dataset.digest)
+    check_hash(run, "partition", "partition has", experiment.division.digest)
+    frozen = " ".join(["frozen part of the model", *experiment.weights, "has"])
+    check_hash(run, "frozen", frozen, experiment.frozen_digest)
     normalisation = {name: tuple(values.tolist()) for name, values in _read_normalisation(run).items()}
     return replace(experiment, tasks=tuple(task.replace(**normalisation) for task in experiment.tasks))
 

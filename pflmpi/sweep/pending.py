@@ -14,6 +14,7 @@ from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, UserError
+from pflmpi.experiment.recorded_data import check_data
 from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
@@ -31,7 +32,7 @@ class RunState:
 
     Attributes:
         state: what to do: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the folder
-            was made with another configuration, or another process writes it).
+            was made with another configuration or on other data, or another process writes it).
         done: rounds that are complete.
         problem: why the run in the folder cannot be used; for "other", and for "start" where a run with metrics lies.
         changes: configuration values that change on resume.
@@ -115,6 +116,7 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
     try:
         changes = allowed_changes(run, config)
         find_changed_code(run, config, code_may_change)
+        check_data(run, config, changes)
     except UserError as error:
         return RunState("other", problem=str(error))
     try:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import processes
@@ -19,7 +21,11 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.commands.sweep import make_environments
 from pflmpi.config import load as configuration
+from pflmpi.data import load as load_data
+from pflmpi.data.federation import save
 from pflmpi.errors import ConfigError
+from pflmpi.experiment import recorded_data
+from pflmpi.experiment.build import load_federation
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.store.run_lock import take
 from pflmpi.sweep.lock import lock_sweep_folder
@@ -175,6 +181,69 @@ def test_a_finished_run_copied_without_its_checkpoints_is_kept_aside(cell, tmp_p
     assert not folder.exists()
     (aside,) = folder.parent.glob("old-seed0-*")
     assert metrics_file.read_bytes(aside) == figures and f"its run is kept in {aside}: " in caplog.text
+
+
+def write_data(path, seed):
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, x=rng.random((40, 3), np.float32), y=np.arange(40) % 2, client=np.arange(40) // 20)
+
+
+@pytest.fixture
+def with_data(cell, tmp_path):
+    """A cell with data of the user's own, and its finished run."""
+    write_data(tmp_path / "data.npz", 0)
+    data = {"name": "mine", "path": str(tmp_path / "data.npz")}
+    cell = replace(cell, raw={**cell.raw, "data": data, "partition": {"name": "writers"}})
+    run(cell, tmp_path)
+    return cell
+
+
+@pytest.mark.parametrize("name", ["data.npz", "other.npz", "there/data.npz"])
+def test_a_run_on_other_data_is_neither_done_nor_goes_on(name, with_data, tmp_path):
+    write_data(tmp_path / name, 1)
+    data = {"name": "mine", "path": str(tmp_path / name)}
+    for rounds in (2, 3):
+        work = needed(with_data, tmp_path, data=data, training={"rounds": rounds})
+        assert (work.state, work.command) == ("other", ()) and "the data has changed since" in work.problem
+    anew = plan_cell(with_data, configuration.parse({**with_data.raw, "data": data}), tmp_path, 1, anew=True)
+    assert (anew.state, anew.command[0]) == ("start", "run")
+
+
+def test_a_run_with_another_saved_partition_is_not_done(with_data, tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        iid = {**with_data.raw, "partition": {"name": "iid", "clients": 2}, "seed": seed}
+        save(load_federation(configuration.parse(iid)), tmp_path / f"{name}.npz")
+    raw = {**with_data.raw, "partition": {"path": str(tmp_path / "a.npz")}}
+    cell = replace(with_data, seed=1, raw=raw)
+    run(cell, tmp_path)
+    shutil.move(tmp_path / "a.npz", tmp_path / "c.npz")
+    assert needed(cell, tmp_path, partition={"path": str(tmp_path / "c.npz")}).state == "done", "moved"
+    work = needed(cell, tmp_path, partition={"path": str(tmp_path / "b.npz")})
+    assert work.state == "other" and "the partition has changed since" in work.problem
+
+
+def test_data_that_were_moved_are_known_by_their_content(with_data, tmp_path):
+    shutil.move(tmp_path / "data.npz", tmp_path / "moved.npz")
+    moved = {"path": str(tmp_path / "moved.npz")}
+    assert needed(with_data, tmp_path, data=moved).state == "done"
+    assert needed(with_data, tmp_path, data=moved, training={"rounds": 3}).state == "continue"
+
+
+def test_data_that_are_not_on_this_machine_are_known_by_their_name(with_data, tmp_path):
+    assert needed(with_data, tmp_path, data={"path": "/elsewhere/data.npz"}).state == "done"
+    work = needed(with_data, tmp_path, data={"path": "/elsewhere/wrong.npz"})
+    assert work.state == "other" and "/elsewhere/wrong.npz now, which cannot be read" in work.problem
+
+
+def test_data_are_read_once_and_only_where_they_may_have_changed(with_data, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(recorded_data, "load", lambda *words: read.append(words) or load_data(*words))
+    assert needed(with_data, tmp_path).state == "done" and not read
+    shutil.copy(tmp_path / "data.npz", tmp_path / "copied.npz")
+    for _ in range(3):
+        assert needed(with_data, tmp_path, data={"path": str(tmp_path / "copied.npz")}).state == "done"
+    assert len(read) == 1
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
