@@ -253,7 +253,7 @@ def _check_class_names(names: tuple[str, ...]) -> None:
             raise ValueError(f"class {label} has the empty name {name!r}; give each class a name")
         if (first := labels.setdefault(name, label)) < label:
             raise ValueError(
-                f"classes {first} and {label} have the same name {name!r}; give each its own, or their samples one label"
+                f"classes {first} and {label} have the same name {name!r}; give each its own, or both one label"
             )
         if UNSTORABLE.search(name):
             raise ValueError(f"class {label} has the name {name!r}, with a character that no text can hold; rename it")
