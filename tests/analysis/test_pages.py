@@ -1,6 +1,7 @@
 """What a page shows of several runs together, and what it leaves out because it would mislead."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_few_class_vectors_have_no_t_sne(count, figures, monkeypatch):
     class_means = Cloud("round 1", points, classes, np.full(count, -1))
     monkeypatch.setattr(diagnostics, "read_known_vectors", lambda *_: class_means)
     monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
-    found = diagnostics.plot_projections([None, None], "a", ClassVectors(title="Class means"))
+    found = diagnostics.plot_projections([SimpleNamespace(class_names=[])] * 2, "a", ClassVectors(title="Class means"))
     assert len(found) == figures
 
 

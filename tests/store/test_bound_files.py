@@ -326,7 +326,7 @@ def test_other_names_of_the_same_classes_are_said_on_resume(tmp_path, caplog):
     for file in ("texts", "numbers"):
         quick_run.resume(tmp_path / "run", (f"data.path={tmp_path / file}.npz",))
     (said,) = (record.message for record in caplog.records if "classes" in record.message)
-    assert said == 'the names of the classes are now ["ant", "cat", "dog"]; up to round 3 they are []'
+    assert said == 'the names of the classes are now ["ant", "cat", "dog"]; up to round 3 they are ["0", "1", "2"]'
 
 
 def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs, tmp_path):
