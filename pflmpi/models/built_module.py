@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pflmpi import global_generators
+from pflmpi.config.yaml_file import UNSTORABLE
 from pflmpi.errors import ConfigError
 from pflmpi.models.lora import ADAPTERS
 from pflmpi.models.module_parts import prepare, replace_batch_norm
@@ -47,10 +48,13 @@ class Recipe:
             ConfigError: the module cannot be trained here.
         """
         module = self._construct(seed)
-        if name := next((name for name, _ in (*module.named_parameters(), *module.named_buffers()) if "/" in name), ""):
-            raise ConfigError(
-                f"{name} of the module has a / in its name, which separates the parts of a path; leave it out"
-            )
+        for name, _ in (*module.named_parameters(), *module.named_buffers()):
+            if "/" in name:
+                raise ConfigError(
+                    f"{name} of the module has a / in its name, which separates the parts of a path; leave it out"
+                )
+            if UNSTORABLE.search(name):
+                raise ConfigError(f"{name!r} of the module has a character that no checkpoint can store; leave it out")
         for name, parameter in module.named_parameters():
             _check_parameter(name, parameter)
         self._check_head(module)
