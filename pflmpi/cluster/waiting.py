@@ -3,24 +3,27 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import find_runs_below
+from pflmpi.cluster.jobs import NoAnswer, find_jobs_in, find_runs_below
 from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
-from pflmpi.errors import RunError, Stopped
+from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.store import config_file, events_file, job_file, run_lock
 from pflmpi.sweep.lock import is_sweeping
 
 _GRACE = 20.0  # seconds within which a launcher may start the ranks of a run again
 _PAUSE = 2.0  # seconds between two looks at the runs
+_QUEUE_PAUSE = 16.0  # seconds between two queries of Slurm's queue while runs are awaited
 
 
 class Writers:
     """Tells which runs are being written, by their locks; the lock of another host counts while it is being touched."""
 
     def __init__(self) -> None:
+        self._queued: dict[Path, tuple[float, bool]] = {}
         self._seen: dict[Path, float] = {}
         self._touched: dict[Path, float] = {}
 
@@ -35,10 +38,35 @@ class Writers:
         patience = _GRACE if owner is None else run_lock.SILENCE
         return now - self._seen.get(run, -patience) < patience
 
+    def may_begin(self, folder: Path, environ: Mapping[str, str]) -> bool:
+        """Whether a run may still begin in a folder or below it, by the lock of its sweep and Slurm's queue."""
+        now, (queried, is_queued) = time.monotonic(), self._queued.get(folder, (-inf, False))
+        is_new = folder.is_dir() and not any(folder.iterdir())
+        if is_new or is_sweeping(folder):
+            return True
+        if is_done(folder):
+            return False
+        if now - queried > _QUEUE_PAUSE:
+            is_queued = _is_queued(folder, environ)
+            self._queued[folder] = now, is_queued
+        return is_queued
+
     def are_writing(self, folder: Path) -> bool:
         """Whether a process writes the run in a folder, or one below it that is not done, or sweeps in it."""
         runs = find_runs_below(folder) or [folder]
         return any([not is_done(run) and self.is_writing(run) for run in runs]) or is_sweeping(folder)
+
+
+def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
+    """Whether a job in the queue works on the runs of a folder; without Slurm here, whether a job has yet to start."""
+    runs = find_runs_below(folder)
+    try:
+        queue = slurm.query_queue(environ)
+    except NoAnswer:
+        return True
+    except ConfigError:  # there is no Slurm here
+        return job_file.path(folder).exists() and not (runs or config_file.path(folder).exists())
+    return any(job.in_queue for path in (folder, *runs) for job in find_jobs_in(path, queue))
 
 
 def is_done(run: Path) -> bool:

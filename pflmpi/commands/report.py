@@ -87,17 +87,23 @@ def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.metrics import check_target
     from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.analysis.runs import find_runs
+    from pflmpi.cluster.waiting import Writers
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.records import made_by
 
     for target in options.target:
         check_target("--target", target)
     out = options.out or Path("report")
-    runs = [run for path in options.paths for run in find_runs(path) or [path]]  # `write_report` refuses other folders
     pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
-    are_running, has_announced = watch.watch_runs(runs), False
+
+    def list_checkpoints() -> dict[Path, int]:
+        return _newest_checkpoints([*runs, *watch.find_runs(options.paths)]) if options.watch else {}
+
+    writers, has_announced = Writers(), False
     while True:
-        checkpoints, reload = _newest_checkpoints(runs), _RELOAD if options.watch and are_running() else 0
+        runs = [run for path in options.paths for run in find_runs(path) or [path]]  # `write_report` refuses others
+        checkpoints = list_checkpoints()
+        reload = _RELOAD if options.watch and watch.are_running(options.paths, runs, writers) else 0
         with bar("report") as update:
             made = made_by(options.words)
             problems = write_report(runs, out, update, options.target, pictures, reload, made, options.csv)
@@ -106,16 +112,16 @@ def _report_runs(options: argparse.Namespace) -> int:
         if not has_announced:
             print(printable(f"{out / PAGE} is written again after each checkpoint"), flush=True)
             has_announced = True
-        while are_running() and _newest_checkpoints(runs) == checkpoints:
+        while watch.are_running(options.paths, runs, writers) and list_checkpoints() == checkpoints:
             time.sleep(_PAUSE)
     return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
 
 
-def _newest_checkpoints(runs: Sequence[Path]) -> list[list[int]]:
-    """The newest checkpoint of each run; an empty list for a run without any."""
+def _newest_checkpoints(runs: Sequence[Path]) -> dict[Path, int]:
+    """The round of the newest checkpoint of each run that has one."""
     from pflmpi.store.names import rounds
 
-    return [rounds(run)[-1:] for run in runs]
+    return {run: max(written) for run in runs if (written := rounds(run))}
 
 
 def _finish(page: Path, problems: Sequence[PflmpiError]) -> int:

@@ -6,7 +6,7 @@ pflmpi watch runs/mine
 import argparse
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,25 +47,25 @@ def run(options: argparse.Namespace) -> int:
 
     if not 0 < options.every < float("inf"):
         raise ConfigError(f"--every {options.every:g}: must be seconds, more than 0")
-    runs, writers, terminal = _runs(options.runs), waiting.Writers(), console()
+    writers, terminal = waiting.Writers(), console()
     shown: dict[Path, tuple[int, bool]] = {}
     live = Live(console=terminal, auto_refresh=False) if terminal.is_terminal else nullcontext()
     with live as table:
         while True:
-            states = {path: run_status.read_run_status(path) for path in runs}
+            states = {path: run_status.read_run_status(path) for path in find_runs(options.runs)}
             running = {path for path, state in states.items() if _is_running(path, state, writers)}
             if table is not None:
                 table.update(_table(states, running), refresh=True)
             else:
                 _print_changes(states, running, shown)
-            if not running:
+            if not running and not are_running(options.runs, [*states], writers):
                 break
             time.sleep(options.every)
     return waiting.wait([], options.runs, os.environ, of_sweep=len(options.runs) > 1)
 
 
-def _runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs in folders; raises `ConfigError` for a folder that does not exist."""
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs in folders, so far; raises `ConfigError` for a folder that does not exist."""
     from pflmpi.cluster.jobs import find_runs_below
 
     if missing := [path for path in folders if not path.is_dir()]:
@@ -74,17 +74,19 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
-    """Whether a run is being written, or has not begun yet."""
-    return state is None or (not state.done and not state.problem and writers.is_writing(run))
+    """Whether a run is being written."""
+    return not (state and (state.done or state.problem)) and writers.is_writing(run)
 
 
-def watch_runs(runs: Sequence[Path]) -> Callable[[], bool]:
-    """Make a function that tells whether any of the runs is being written, or has not begun yet."""
+def are_running(folders: Sequence[Path], runs: Sequence[Path], writers: "Writers") -> bool:
+    """Whether one of the runs in some folders is being written, or another may still begin there."""
     from pflmpi.cluster.run_status import read_run_status
-    from pflmpi.cluster.waiting import Writers
 
-    writers = Writers()
-    return lambda: any([_is_running(run, read_run_status(run), writers) for run in runs])  # a list: ask for all of them
+    def is_any_written() -> bool:
+        return any([_is_running(run, read_run_status(run), writers) for run in runs])  # a list: ask for all of them
+
+    may_begin = is_any_written() or any([writers.may_begin(folder, os.environ) for folder in folders])
+    return may_begin or is_any_written()  # which has begun in between
 
 
 def _print_changes(

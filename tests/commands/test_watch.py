@@ -2,22 +2,26 @@
 
 import os
 import pty
+import shutil
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+import fake_slurm
 import processes
 import quick_run
 from pflmpi.analysis import report as analysis_report
 from pflmpi.cli import main
 from pflmpi.cluster import run_status, waiting
 from pflmpi.commands import report, watch
-from pflmpi.store import config_file, metrics_file
+from pflmpi.store import config_file, job_file, metrics_file
 from pflmpi.store.run_lock import take
+from pflmpi.sweep.lock import lock_sweep_folder
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +77,45 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
     assert of_run[0] == "not begun" and any(line.startswith("round 1 of 9, accuracy 10.00 %") for line in of_run)
     assert of_run[-1].startswith("round 2 of 9, accuracy 20.00 %") and "`pflmpi resume" in of_run[-1]
     assert main(["watch", str(done)]) == 0
+
+
+def test_a_sweep_is_watched_from_before_its_first_cell_to_its_end(tmp_path, capsys):
+    """One cell is done, then the sweep pauses; of another there is only the configuration when the sweep ends."""
+    table, done = tmp_path / "sweep", tmp_path / "done"
+    first, second = table / "A/x/seed0", table / "B/x/seed0"
+    begin(done, 1)
+    add(done, 1)
+    (done / "round_00001.h5").touch()
+
+    def live():
+        time.sleep(0.5)
+        first.parent.mkdir(parents=True)
+        done.rename(first)
+        time.sleep(1)
+        second.parent.mkdir(parents=True)
+        second.with_suffix(".yaml").touch()
+        sweep.close()
+
+    with ExitStack() as sweep:
+        sweep.enter_context(lock_sweep_folder(table))
+        threading.Thread(target=live).start()
+        assert main(["watch", str(table), "--every", "0.05"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{table}  not begun" and lines[1].startswith(f"{first}  round 1 of 1")
+    assert lines[2:] == [f"{second}  not begun"]
+
+
+def test_a_job_that_ends_before_its_run_begins_is_watched_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(waiting, "_QUEUE_PAUSE", 0.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    run = tmp_path / "run"
+    for folder in (run, tmp_path / "bin"):
+        folder.mkdir()
+    job_file.append(run, "12")
+    fake_slurm.queue(tmp_path / "bin", fake_slurm.line("12", State="PENDING"))
+    threading.Timer(0.5, fake_slurm.queue, [tmp_path / "bin"]).start()
+    assert main(["watch", str(run), "--every", "0.05"]) == 3
+    assert (tmp_path / "bin" / "queue").read_text() == ""
 
 
 def test_a_folder_stands_for_its_runs_and_what_is_none_is_refused(tmp_path, capfd):
@@ -133,3 +176,18 @@ def test_a_report_is_written_again_after_each_checkpoint_until_the_run_ends(tmp_
     assert all('<meta http-equiv="refresh" content="10">' in text for text in pages[:2])
     assert "refresh" not in page.read_text()
     assert capsys.readouterr().out.splitlines() == [f"{page} is written again after each checkpoint", str(page)]
+
+
+def test_a_report_of_a_sweep_gets_the_cells_that_begin_meanwhile(tmp_path, monkeypatch):
+    first, second, page = tmp_path / "s/A/x/seed0", tmp_path / "s/B/x/seed0", tmp_path / "report" / "report.html"
+    quick_run.run(quick_run.settings(), first)
+    with ExitStack() as sweep:
+        sweep.enter_context(lock_sweep_folder(tmp_path / "s"))
+
+        def look(seconds):
+            """Stands for time: a second cell comes, then the sweep ends."""
+            sweep.close() if second.exists() else shutil.copytree(first, second)
+
+        monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
+        assert main(["report", str(tmp_path / "s"), "--watch", "--out", str(page.parent)]) == 0
+    assert "B/x/seed0" in page.read_text()
