@@ -80,7 +80,7 @@ class ModuleArchitecture(Architecture):
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         leaves = {
-            **flatten_names(part(params, "body")),
+            **(flatten_names(part(params, "body")) if "body" in params else {}),  # empty ones are in no message
             **(flatten_names(part(params, "stats")) if self.findings.state else {}),
         }
         key = self.noise_key(params) if self.draws_noise and training else None

@@ -11,6 +11,7 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
+from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
@@ -41,6 +42,19 @@ class Soft(Net):
     def forward(self, x):
         return super().forward(x).softmax(1)
 '''
+
+LINEAR = """
+from torch import nn
+
+
+class Linear(nn.Module):
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.fc = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+"""
 
 FIXED = """
 
@@ -81,6 +95,16 @@ def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net, tmp_path):
     for path, array in states["loop"].items():
         np.testing.assert_allclose(array, states["lanes"][path], atol=1e-5, err_msg=path)
     assert any(not np.allclose(array, states["none"][path]) for path, array in states["loop"].items())
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "apfl", "fedala", "fedrod", "scaffold"])
+def test_a_module_that_is_its_head_is_trained_and_opened(algorithm, executor, tmp_path):
+    (tmp_path / "net.py").write_text(LINEAR)
+    raw = settings({"name": f"{tmp_path}/net.py:Linear", "head": "fc"}, runtime={"executor": executor})
+    quick_run.run({**raw, "algorithm": {"name": algorithm}}, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.columns["accuracy_mean"][-1] > 0.2 and run.model(0)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_unlike_clients_may_have_unlike_modules(net, tmp_path):
