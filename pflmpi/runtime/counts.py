@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pflmpi import outside
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
 from pflmpi.data.task_kinds import TaskKind
@@ -248,12 +249,20 @@ def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: 
         totals = -_sum_per_client(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     else:
         y = torch.from_numpy(labels)
-        losses = task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y)
-        totals = _sum_per_client(losses.numpy(), sizes)
+        totals = _sum_per_client(_compute_losses(task_kind, scores, y, sizes), sizes)
         if (weights := task_kind.weights(y)) is not None:
             total_weights = _sum_per_client(weights.double().numpy(), sizes)
             totals = np.where(total_weights > 0, divide_or_nan(totals, total_weights) * sizes, 0.0)
     return np.where(np.isfinite(totals), totals, np.inf)
+
+
+def _compute_losses(task_kind: TaskKind, scores: Tensor, y: Tensor, sizes: np.ndarray) -> np.ndarray:
+    """Returns [n] the loss of each sample, of clients with so many (`sizes` [m])."""
+    if not outside.is_from_outside(type(task_kind)):
+        return task_kind.loss(scores.double(), y.double() if y.is_floating_point() else y).numpy()
+    # In float32, as in training: a task may hold tensors of its own. Client by client, so that no other has a part.
+    parts = zip(*(torch.split(values, sizes.tolist()) for values in (scores, y)), strict=True)
+    return torch.cat([torch.empty(0), *(task_kind.loss(*part) for part in parts if len(part[0]))]).double().numpy()
 
 
 def _sum_per_client(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -242,6 +242,42 @@ def test_a_task_of_ones_own_has_its_loss(raw, tmp_path):
         quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 
 
+COSTLY = """
+import torch
+from pflmpi.data.task_kinds import Classification
+
+class Costly(Classification):
+    summary = "expected cost"
+
+    def loss(self, scores, y):
+        return (scores.softmax(-1) * (1 - torch.eye(scores.shape[-1]))[y]).sum(-1)
+"""
+
+
+def test_a_loss_may_have_tensors_of_its_own(tmp_path):
+    (tmp_path / "own.py").write_text(COSTLY)
+    data = {"name": "digits", "limit": 400, "task": f"{tmp_path / 'own.py'}:Costly"}
+    raw = quick_run.settings(data=data, algorithm={"name": "fedavg"}, training={"rounds": 2})
+    assert quick_run.run(raw, tmp_path / "run", 3) == quick_run.run(raw, tmp_path / "alone")
+    assert 0 < open_run(tmp_path / "run").columns["test_loss"][-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (".mean(-1)", ".mean()", r"Absolute.loss returns \[\] for 5 samples; expected \[5\], the loss of each sample"),
+        (".mean(-1)", ".mean(-1).tolist()", "Absolute.loss returns a list for 5 samples"),
+        ("(scores - y)", "(scores - y).detach()", "Absolute.loss has no gradient by the scores"),
+        ("(scores - y)", "(scores @ y)", r"own.py:8, in Absolute.loss: RuntimeError"),
+    ],
+)
+def test_a_wrong_loss_is_refused_before_the_start(old, new, said, raw, tmp_path):
+    (tmp_path / "own.py").write_text(OWN.replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        quick_run.run(raw("regression", data={"task": f"{tmp_path / 'own.py'}:Absolute"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_samples_may_count_less_than_one(raw, tmp_path):
     light = (
         OWN.replace("(scores - y)", "0.01 * (scores - y)")
