@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -162,15 +163,35 @@ def _draw_split(dataset: Dataset, partition: PartitionConfig, data: DataConfig, 
 
 
 def _call_partition(partition: PartitionConfig, key: np.ndarray, rng: np.random.Generator, seed: int) -> Any:
-    """Calls the function of a partition; one from outside the package also gets seeded global generators."""
+    """Calls the function of a partition; one from outside the package also gets seeded global generators.
+
+    Raises:
+        DataError: one from outside returns other samples at a second call.
+    """
     assert partition.name is not None
-    function = partial(PARTITIONS[partition.name], key, partition.clients, rng, **partition.parameters)
+    function = partial(PARTITIONS[partition.name], key, partition.clients, **partition.parameters)
     if not PARTITIONS.reference(partition.name):
-        return function()
+        return function(rng)
     from pflmpi import global_generators  # here, as it imports torch
 
-    with global_generators.seeded(seed):
-        return function()
+    key.flags.writeable = False
+    results = []
+    for generator in (deepcopy(rng), rng):
+        with global_generators.seeded(seed):
+            results.append(function(generator))
+    if not _are_equal(*results):
+        raise DataError(
+            f"partition {partition.name!r} returns other samples at a second call; it must follow from its arguments "
+            "alone, and draw from `rng`"
+        )
+    return results[0]
+
+
+def _are_equal(shares: object, other: object) -> bool:
+    """Whether two results of a partition are the same; also where they are no lists of arrays, which are refused."""
+    if isinstance(shares, list | tuple) and isinstance(other, list | tuple):
+        return len(shares) == len(other) and all(map(_are_equal, shares, other))
+    return not isinstance(shares, np.ndarray) or np.array_equal(shares, np.asarray(other))
 
 
 def _warn_without_effect(data: DataConfig, names: Sequence[str], instead: str) -> None:

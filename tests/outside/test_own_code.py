@@ -203,6 +203,26 @@ def test_errors_of_data_and_partitions_are_named_too(tmp_path):
         own_code.write(tmp_path / "code")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rng = np.random.default_rng()", "in_turn.py:in_turn' returns other samples at a second call; it must follow"),
+        ("labels[:] = 0", r"in_turn.py:7, in in_turn: ValueError: .* read-only"),
+    ],
+)
+def test_a_partition_that_is_no_function_of_its_arguments_is_refused(line, expected, tmp_path):
+    config = own_code.write(tmp_path / "code")
+    drawn = own_code.PARTITION.replace(
+        "np.arange(client, len(labels), clients * step)", "rng.permutation(9) + 9 * client"
+    )
+    (tmp_path / "code" / "in_turn.py").write_text(drawn)
+    run(config, tmp_path / "seeded", 1, "training.rounds=1")
+    (tmp_path / "code" / "in_turn.py").write_text(drawn.replace("    return", f"    {line}\n    return"))
+    with pytest.raises(PflmpiError, match=expected) as raised:
+        run(config, tmp_path / "run")
+    assert raised.value.exit_code == 2 and not (tmp_path / "run").exists()
+
+
 def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("import beside\nraise SystemExit\n")
     (tmp_path / "beside.py").write_text("import json\n")
