@@ -5,8 +5,9 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from types import ModuleType
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.folder_modules import MARK, import_file, parse, read_files
 from pflmpi.machine import expand_path
+from pflmpi.text import short_repr
 
 
 def is_from_outside(kind: type) -> bool:
@@ -150,7 +152,33 @@ def _import_module(place: str) -> ModuleType:
                 "give a file, as path/to/file.py:CLASS"
             ) from error
     vars(module)[MARK] = True
+    _refuse_set_constants(module)
     return module
+
+
+def _refuse_set_constants(module: ModuleType) -> None:
+    """Raise `ConfigError` for a literal of a module that has another value by now, which no other process would have.
+
+    Literals of mutable types, and names that are bound more than once, are left out.
+    """
+    tree = _read_source(module.__file__)
+    names = Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    names.update(name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names)
+    for statement in tree.body:
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        if not isinstance(target, ast.Name) or names[target.id] > 1 or target.id not in vars(module):
+            continue
+        with suppress(ValueError, TypeError, AttributeError):
+            literal, value = ast.literal_eval(statement.value), vars(module)[target.id]
+            if isinstance(literal, Hashable) and (type(value), value) != (type(literal), literal):
+                raise ConfigError(
+                    f"{module.__name__}.{target.id} = {short_repr(value)}, but its file says {short_repr(literal)}, "
+                    "which every other process has; set it there, or make it an argument"
+                )
 
 
 @contextmanager
@@ -178,12 +206,16 @@ def _as_module(file: Path) -> str:
 
 def _names_in(file: Path | None) -> str:
     """The classes and functions of a file, for an error message."""
-    try:
-        tree = parse(file.read_bytes() if file is not None else b"")
-    except OSError:
-        tree = parse(b"")
-    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    names = [node.name for node in _read_source(file).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return f"known: {', '.join(names) or 'none'}"
+
+
+def _read_source(file: str | Path | None) -> ast.Module:
+    """The syntax tree of a file; an empty one where it cannot be read, or is no Python source."""
+    try:
+        return parse(Path(file).read_bytes() if file is not None else b"")
+    except OSError:
+        return parse(b"")
 
 
 def _digest(file: Path, root: Path, within: Path) -> str:

@@ -1,6 +1,7 @@
 """Classes in place of names: `model=Net`, also of a notebook or a script."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -102,6 +103,23 @@ def test_functions_and_a_task_stand_where_their_names_do(notebook, tmp_path):
         assert name.startswith(f"{folder}/{expected}_") and name.endswith(f".py:{expected}")
     run = pflmpi.run(config.replace(training={"participation": 0.4}), out=tmp_path / "run", quiet=True, in_process=True)
     assert run.round().metrics["participants"].tolist() == [0] and 0 <= run.columns["right_mean"][0] <= 1
+
+
+def test_a_constant_that_was_set_in_an_imported_module_is_refused(tmp_path, monkeypatch):
+    text = "LAYERS, WIDTH = [], 4\nif True:\n    DEPTH = 1\nNAME: str = 'small'\nSHAPE = (3, 3)\n"
+    (tmp_path / "widths.py").write_text(text + "def mine(scores, labels):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    widths = import_module("widths")
+    config = Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [widths.mine]})
+    widths.LAYERS, widths.DEPTH = [1], 2
+    config.replace(seed=1)
+    monkeypatch.setattr(widths, "SHAPE", (5, 5))
+    said = r"widths.SHAPE = \(5, 5\), but its file says \(3, 3\), which every other process has; set it there"
+    with pytest.raises(ConfigError, match=said):
+        config.replace(seed=2)
+    with pytest.raises(ConfigError, match=said):
+        pflmpi.run(config, out=tmp_path / "run", in_process=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("section", "key"), [("evaluation", "measures"), ("data", "transform")])
