@@ -198,7 +198,7 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
     lock = take(folder, {}, False)
     (folder / "shards").mkdir()
     metrics_file.restart(folder, 0)
-    described = attributes(experiment, recorded(experiment, InProcessTransport(), "0" * 16))
+    described = attributes(experiment, recorded(experiment, InProcessTransport(), "0" * 16, experiment.code))
 
     class Noting(Stop):
         def __init__(self, transport: Threads) -> None:

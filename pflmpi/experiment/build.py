@@ -162,7 +162,7 @@ class Experiment:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """SHA-256 of the code from outside the package; see `experiment.outside_code`."""
+        """Hashes of code and weights from outside the package; see `experiment.outside_code`."""
         return code_hashes(self.config)
 
 

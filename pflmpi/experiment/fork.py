@@ -128,7 +128,7 @@ def _write(run: Path, out: Path, round: int, experiment: Experiment, origin: Map
         **stored.read(run)["recorded"],
         "run": config_file.new_run_id(),
         "partition_csv": partition_file.checksum(experiment.counts),
-        **({"code": experiment.code} if experiment.code else {}),
+        **({"code": code} if (code := stored_config.resumed_code(run, experiment)) else {}),
         "fork": dict(origin),
     }
     for key in ("privacy", "no_epsilon"):  # of the run that it is a fork of

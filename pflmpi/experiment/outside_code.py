@@ -1,4 +1,4 @@
-"""Hashes of the code from outside the package that a run depends on, recorded and compared."""
+"""Hashes of the code and initial weights from outside the package that a run depends on, recorded and compared."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,9 @@ from pflmpi.learning.measures import MEASURES
 from pflmpi.learning.participation import SELECTIONS, is_trace
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS, Model
+from pflmpi.models.base import run_reference
 from pflmpi.registry import Registry, format_unknown_name
+from pflmpi.store import config_file
 from pflmpi.store.module_file import sha256
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -35,6 +37,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "measure": MEASURES,
     "task": TASK_KINDS,
 }
+_WEIGHTS = "model.weights"
 _LISTS = (  # place, section, key
     ("transform", "data", "transform"),
     ("measure", "evaluation", "measures"),
@@ -43,9 +46,17 @@ _LISTS = (  # place, section, key
 
 
 def code_hashes(config: Config) -> dict[str, str]:
-    """Computes the SHA-256 (hex) of code and trace from outside, by what names it ("model/1" is the second model)."""
+    """Computes the SHA-256 (hex) of code, trace and weights from outside, by what names it ("model/1": second model).
+
+    A run whose weights are taken has its id; what cannot be read has none.
+    """
     hashes = {}
     for place, name in _find_names(config.resolved()):
+        if is_weights(place):
+            run = run_reference(name)
+            if digest := sha256(name) if run is None else config_file.run_id(Path(run[0])):
+                hashes[place] = digest
+            continue
         reference = REGISTRIES[place.partition("/")[0]].reference(name)
         if reference is not None:
             hashes[place] = outside.code_hash(reference)
@@ -54,10 +65,17 @@ def code_hashes(config: Config) -> dict[str, str]:
     return hashes
 
 
+def is_weights(place: str) -> bool:
+    """Whether a place in `code_hashes` is that of the weights that a model starts with."""
+    return place.partition("/")[0] == _WEIGHTS
+
+
 def find_code_changes(
     run: Path, recorded: Mapping[str, str], values: Mapping[str, Any], config: Config, allowed: bool
 ) -> list[str]:
     """Describes each change of code, between a run and `config`, that both name.
+
+    Weights are compared where both have a hash: a run of an earlier version has none, and resuming needs no run.
 
     Args:
         recorded: the hashes in the run, from `code_hashes`.
@@ -72,15 +90,20 @@ def find_code_changes(
     before = {place: digest for place, name in both.items() if (digest := hashes[name])}
     now = {place: digest for place, digest in code_hashes(config).items() if place in both}
     changed = [
-        f"the code of {place} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
+        f"{_describe(place)} has changed since {run} was written (hash {str(old)[:12]} then, {new or 'none':.12} now)"
         for place, (old, new) in find_differences(before, now).items()
+        if not is_weights(place) or (old and new)
     ]
     if changed and not allowed:
         raise CheckpointError(
-            f"{'; '.join(changed)}; put the old code back, go on with the changed code by --changed-code, or start a "
+            f"{'; '.join(changed)}; put the old files back, go on with the changed ones by --changed-code, or start a "
             "new run"
         )
     return changed
+
+
+def _describe(place: str) -> str:
+    return f"what {place} names" if is_weights(place) else f"the code of {place}"
 
 
 def use_moved_files(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
@@ -160,6 +183,8 @@ def _find_names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             has_path = key in ("data", "partition") and section.get("path")
             if isinstance(section.get("name"), str) and not has_path:
                 yield f"{key}/{number}" if number else key, section["name"]
+            if key == "model" and isinstance(section.get("weights"), str):
+                yield f"{_WEIGHTS}/{number}" if number else _WEIGHTS, section["weights"]
 
 
 def _same_object(name: str, other: str) -> bool:

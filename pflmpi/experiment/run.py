@@ -120,7 +120,8 @@ def run(
         config = _resumed_config(run, config, transport, changed_code)
     experiment = _prepare(config, context, run if resumes else None, federation)
     with _locked(run, context, partial(_run_id, run) if resumes else config_file.new_run_id) as (lock, run_id):
-        recorded = stored_config.recorded(experiment, transport, run_id)
+        code = stored_config.resumed_code(run, experiment) if resumes else experiment.code
+        recorded = stored_config.recorded(experiment, transport, run_id, code)
         if resumes:
             recorded |= stored_config.read_origin(run)
         if config.uplink.noise is not None:

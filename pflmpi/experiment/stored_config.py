@@ -18,7 +18,7 @@ from pflmpi.config.sections import by_key, find_differences, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.outside_code import find_code_changes, use_moved_files
+from pflmpi.experiment.outside_code import find_code_changes, is_weights, use_moved_files
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.task import HOST
 from pflmpi.messages.packing import to_numpy
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _AND = " + "  # between the models of devices
 
 
-def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
+def recorded(experiment: Experiment, transport: Transport, run_id: str, code: Mapping[str, str]) -> dict[str, Any]:
     """Returns the section `recorded` of config.yaml: id, hashes of data and code, devices and versions."""
     return {
         "run": run_id,
@@ -44,7 +44,7 @@ def recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[
         "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
-        **({"code": experiment.code} if experiment.code else {}),
+        **({"code": dict(code)} if code else {}),
         **({"frozen": digest} if (digest := experiment.frozen_digest) else {}),
         **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
@@ -195,6 +195,17 @@ def read_origin(run: Path) -> dict[str, Any]:
     return {key: value for key, value in stored.read(run)["recorded"].items() if key in ("fork", "no_epsilon")}
 
 
+def resumed_code(run: Path, experiment: Experiment) -> dict[str, str]:
+    """Returns the hashes that a resumed run or a fork records: of the code of now, and of the weights it began with."""
+    weights = {place: digest for place, digest in _read_code(run).items() if is_weights(place)}
+    return {place: digest for place, digest in experiment.code.items() if not is_weights(place)} | weights
+
+
+def _read_code(run: Path) -> dict[str, str]:
+    code: dict[str, str] = stored.read(run)["recorded"].get("code", {})
+    return code
+
+
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     """Returns the models of the devices that have computed a run and of those that will continue it.
 
@@ -214,7 +225,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 def find_changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
     """Lists changes of code from outside the package since a run was written; raises unless they are allowed."""
-    return find_code_changes(run, stored.read(run)["recorded"].get("code", {}), values(run), config, allowed)
+    return find_code_changes(run, _read_code(run), values(run), config, allowed)
 
 
 def _parse_moved(run: Path, values: Mapping[str, Any], config: Config) -> Config:

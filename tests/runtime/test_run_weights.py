@@ -6,11 +6,16 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import quick_run
+from pflmpi.analysis.bisection import differing_settings
+from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.experiment import outside_code
 from pflmpi.store import run_folder
+from pflmpi.sweep.pending import find_run_state
 
 MODEL = quick_run.QUICK["model"]
 NET = """
@@ -108,8 +113,56 @@ def test_a_resumed_run_does_without_it_unless_new_clients_join(source, tmp_path)
     quick_run.run(unseen, tmp_path / "unseen")
     shutil.rmtree(run)
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    assert open_run(tmp_path / "run").recorded["code"] == open_run(tmp_path / "whole").recorded["code"]
     with pytest.raises(ConfigError, match="source'@2: there is no such checkpoint; it is no run"):
         quick_run.resume(tmp_path / "unseen", ("training.rounds=3",))
+
+
+def write_weights(path, value):
+    weights = {"fc1.weight": (5, 64), "fc1.bias": (5,), "fc.weight": (10, 5), "fc.bias": (10,)}
+    torch.save({name: torch.full(shape, value) for name, shape in weights.items()}, path)
+
+
+@pytest.fixture
+def from_file(tmp_path):
+    """A configuration whose module begins with the weights in a file."""
+    (tmp_path / "net.py").write_text(NET)
+    write_weights(tmp_path / "w.pt", 0.1)
+    model = {"name": f"{tmp_path}/net.py:Net", "head": "fc", "check": False, "weights": f"{tmp_path}/w.pt"}
+    return quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}, model=model)
+
+
+def test_a_run_from_another_file_of_weights_is_another_run(from_file, tmp_path):
+    one, config = tmp_path / "one", configuration.parse(from_file)
+    quick_run.run(from_file, one)
+    whole = quick_run.run({**from_file, "training": {**from_file["training"], "rounds": 2}}, tmp_path / "whole")
+    assert find_run_state(one, config).state == "done"
+    write_weights(tmp_path / "w.pt", 0.2)
+    assert "what model.weights names has changed since" in find_run_state(one, config).problem
+    with pytest.raises(CheckpointError, match=r"what model.weights names has changed since"):
+        quick_run.resume(one, ("training.rounds=2",))
+    quick_run.run(from_file, tmp_path / "two")
+    runs = [open_run(tmp_path / name) for name in ("one", "two")]
+    assert [key for key, _, _ in differing_settings(*runs)] == ["recorded.code"]
+    assert quick_run.resume(one, ("training.rounds=2",), changed_code=True) == whole
+    assert open_run(one).recorded["code"] == runs[0].recorded["code"], "it began with the first ones"
+
+
+def test_a_run_that_has_recorded_no_hash_of_its_weights_goes_on(from_file, tmp_path, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(outside_code, "sha256", lambda path: "")
+        quick_run.run(from_file, tmp_path / "run")
+    quick_run.resume(tmp_path / "run", ("training.rounds=2",))
+    assert list(open_run(tmp_path / "run").recorded["code"]) == ["model"]
+
+
+def test_a_run_whose_source_was_made_anew_is_another_run(source, tmp_path):
+    run = shutil.copytree(source("fedavg"), tmp_path / "source")
+    raw = begun("fedrep", f"{run}@2")
+    quick_run.run(raw, tmp_path / "run")
+    shutil.rmtree(run)
+    quick_run.run(quick_run.settings(training={"rounds": 2}, seed=1), run)
+    assert "what model.weights names has" in find_run_state(tmp_path / "run", configuration.parse(raw)).problem
 
 
 @pytest.mark.parametrize(
