@@ -393,7 +393,11 @@ class PhaseStep:
             if active is not None:
                 grads, value = [active * grad for grad in grads], active * value
             return [*grads], _check_scalar(value).detach()
-        assert isinstance(batch, Batch), "a loss is that of one minibatch"
+        if isinstance(batch, tuple):
+            raise ValueError(
+                f"a loss takes one minibatch, and a step was given {len(batch)}; give a Direction, which takes "
+                "several, or one minibatch for each step"
+            )
         by_autograd = () if self._task.batched else self._leaves
         for leaf in by_autograd:
             leaf.requires_grad_(True)

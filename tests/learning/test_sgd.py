@@ -114,6 +114,12 @@ def test_a_direction_that_reads_a_tensor_from_elsewhere_is_refused_by_name_in_la
         in_two_lanes(direction)
 
 
+def test_a_loss_that_gets_a_tuple_of_minibatches_is_refused():
+    task, pair = small_task.task(), (small_task.batch(0), small_task.batch(1))
+    with pytest.raises(ValueError, match="a loss takes one minibatch, and a step was given 2; give a Direction"):
+        sgd.train(task, task.init(), [pair], model_loss(task), 0.2)
+
+
 @pytest.mark.parametrize("change", [lambda slopes: slopes.pop("head"), lambda slopes: slopes["head"].update(bias=ONE)])
 def test_a_direction_of_another_shape_is_refused(change):
     task = small_task.task()
