@@ -1,6 +1,8 @@
 """The values of a sweep's table: those of its runs, beside published ones."""
 
+import json
 import math
+import os
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
@@ -184,10 +186,10 @@ def compute_entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list
         out: the folder of the sweep.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
-    return [
-        _compute_entry(table, row, column, _mark_copies([_open_seed_run(cell, out) for cell in group]))
-        for (row, column), group in groups
-    ]
+    seeds = {key: _mark_copies([_open_seed_run(cell, out) for cell in group]) for key, group in groups}
+    notes = _list_data_notes(cells, [seed for of_cell in seeds.values() for seed in of_cell])
+    entries = [_compute_entry(table, *key, of_cell) for key, of_cell in seeds.items()]
+    return [replace(entry, notes=[*entry.notes, *notes.get((entry.row, entry.column), ())]) for entry in entries]
 
 
 def pick_value(columns: Mapping[str, np.ndarray], metric: str | None, figure: str) -> float:
@@ -260,6 +262,9 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 
     Missing keys have their defaults, as in `sweep`. Code that only `before` names is not loaded.
     """
+    files = {key: (by_key(before).get(key), by_key(now).get(key)) for key in _FILES}
+    if changes := {key: paths for key, paths in files.items() if _are_other_files(*paths)}:
+        return changes
     changes = find_differences(_list_fixed_settings(before), _list_fixed_settings(now))
     olds = [old for old, _ in changes.values()]
     if not olds or any(isinstance(old, list | dict) or is_reference(str(old)) for old in olds):
@@ -269,6 +274,17 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     with suppress(ConfigError):
         return find_differences(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
     return changes
+
+
+_FILES = ("data.path", "partition.path")
+
+
+def _are_other_files(old: Any, new: Any) -> bool:
+    """Whether two paths name files of other names, or two files that are both there; `sweep` compares their content."""
+    if old == new or not isinstance(old, str) or not isinstance(new, str):
+        return False
+    both = os.path.exists(old) and os.path.exists(new)
+    return Path(old).name != Path(new).name or (both and not os.path.samefile(old, new))
 
 
 def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,10 +304,9 @@ def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -
     if not path.exists():
         return f"{path} is missing; put it back from a copy"
     for key, (old, new) in _find_changes(yaml_file.read(path), cell.raw).items():
-        return (
-            f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table; change the table back, or sweep "
-            "into another --out"
-        )
+        remedy = "sweep again, which compares their content" if key in _FILES else "sweep into another --out"
+        values = f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table"
+        return f"{values}; change the table back, or {remedy}"
     if change := find_different_option(run.config, cell.raw):
         return f"{change} in the table"
     if fork := describe_fork(run):
@@ -378,6 +393,22 @@ def _list_seed_notes(runs: Sequence[Run], values: Sequence[float]) -> list[str]:
     if 0 < missing < len(values):
         of = f"{len(values) - missing} of {pluralize(len(values), 'seed')}"
         notes.append(f"the mean is of {of}; of the others the metric has no value")
+    return notes
+
+
+def _list_data_notes(cells: Sequence[Cell], seeds: Sequence[_SeedRun]) -> dict[tuple[str, str], list[str]]:
+    """By row and column, which finished runs have other data than the first one with the same `data` section."""
+    firsts: dict[str, Run] = {}
+    notes: dict[tuple[str, str], list[str]] = {}
+    for cell, seed in zip(cells, seeds, strict=True):
+        data = cell.raw.get("data")
+        if seed.run is None or not seed.finished or "data" not in seed.run.recorded:
+            continue
+        limited = isinstance(data, Mapping) and data.get("limit") is not None  # the seed chooses the samples then
+        first = firsts.setdefault(json.dumps([data, cell.seed if limited else None], default=str), seed.run)
+        if seed.run.recorded["data"] != first.recorded["data"]:
+            note = f"{cell.row}, {cell.column}: {seed.run.path} has other data than {first.path} (recorded.data)"
+            notes.setdefault((cell.row, cell.column), []).append(note)
     return notes
 
 

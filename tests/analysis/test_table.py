@@ -253,6 +253,35 @@ def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, caps
         assert note in text and "80.00" in text
 
 
+@pytest.mark.parametrize("name, mine", [("data.npz", True), ("hard/data.npz", False), ("other.npz", False)])
+def test_a_run_on_another_file_is_left_out_unless_the_file_has_moved(name, mine, tmp_path):
+    base = {**table_file.TABLE["base"], "data": {"path": "easy/data.npz"}}
+    _, among = small(tmp_path, base=base)
+    for cell in among[:2]:
+        made(cell, tmp_path / "out", [0.5, 0.6])
+    for folder in ("easy", "hard"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "data.npz").touch()
+    if name == "data.npz":
+        (tmp_path / "easy" / name).rename(tmp_path / name)
+    entry = of(*small(tmp_path, base={**base, "data": {"path": name}}), tmp_path / "out")["FedAvg"]
+    assert entry.state == ("" if mine else "other configuration")
+    assert any("data.path = " in note for note in entry.notes) is not mine
+
+
+def test_runs_that_record_other_data_than_the_first_of_the_same_section_are_named(tmp_path):
+    base = {**table_file.TABLE["base"], "data": {"path": "my.npz"}}
+    table, among = small(tmp_path, base=base)
+    for cell, digest in zip(among, ("a", "b", "a", "b"), strict=True):
+        made(cell, tmp_path / "out", [0.5, 0.6])
+        config_file.write(cell.run(tmp_path / "out"), dump(cell.raw | {"recorded": {"data": digest}}))
+    first, *_ = (cell.run(tmp_path / "out") for cell in among)
+    for row, entry in of(table, among, tmp_path / "out").items():
+        run = tmp_path / "out" / row / "few" / "seed1"
+        assert f"{row}, few: {run} has other data than {first} (recorded.data)" in entry.notes
+        assert sum("recorded.data" in note for note in entry.notes) == 1
+
+
 def test_a_damaged_run_is_left_out_and_named(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])
