@@ -232,9 +232,9 @@ def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
         lines = run.verified_metrics.lines
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
-    done = len(lines)
-    mismatch = _explain_mismatch(cell, out, run, done, training.rounds) if done else ""
-    finished = not mismatch and done > 0 and (done == training.rounds or EarlyStop(training.stop, lines).met)
+    done, last = len(lines), min(training.rounds, EarlyStop(training.stop, lines).first_met or training.rounds)
+    mismatch = _explain_mismatch(cell, out, run, done, last) if done else ""
+    finished = not mismatch and done == last
     return _SeedRun(training.rounds, run, done, finished, mismatch)
 
 
@@ -292,13 +292,13 @@ def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
 
-def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -> str:
+def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, last: int) -> str:
     """Why a run is not that of a cell; "" if it is.
 
     Both the configuration that the sweep wrote and that of the run must have the settings of the cell.
 
     Args:
-        done, rounds: completed and planned rounds.
+        done, last: completed rounds, and the one after which the run ends, also by `training.stop`.
     """
     path = cell.config(out)
     if not path.exists():
@@ -311,7 +311,7 @@ def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, rounds: int) -
         return f"{change} in the table"
     if fork := describe_fork(run):
         return f"{fork} (recorded.fork)"
-    return f"it has {done} rounds, and {rounds} in the table" if done > rounds else ""
+    return f"it has {done} rounds, and ends after {last} in the table" if done > last else ""
 
 
 def find_different_option(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:

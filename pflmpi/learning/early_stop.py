@@ -48,11 +48,15 @@ class EarlyStop:
     Args:
         config: None: the run never ends early.
         lines: of metrics.csv, in order.
+
+    Attributes:
+        first_met: the first round after which the run ends, even if its lines go on by another rule; None: none.
     """
 
     def __init__(self, config: EarlyStopConfig | None = None, lines: Iterable[Mapping[str, str | int]] = ()) -> None:
         self._config = config
         self._best, self._best_round, self._last_round, self._column = math.nan, 0, 0, ""
+        self.first_met: int | None = None
         for line in lines:
             self.add(line)
 
@@ -72,6 +76,8 @@ class EarlyStop:
         value, self._last_round = float(text), int(line["round"])
         if self._best_round == 0 or self._is_improvement(value, self._config):
             self._best, self._best_round = value, self._last_round
+        if self.first_met is None and self.met:
+            self.first_met = self._last_round
 
     @property
     def met(self) -> bool:

@@ -126,9 +126,11 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
     if done > rounds:
         problem = f"{run} has reached round {done}, but training.rounds is {rounds} now; use another --out"
         return RunState("other", problem=problem)
-    if done == rounds or _has_stopped_early(run, config, done):
-        return RunState("done", done)
-    return RunState("continue", done, changes=changes)
+    last = min(rounds, _find_early_end(run, config, done) or rounds)
+    if done > last:
+        problem = f"{run} has reached round {done}, and training.stop ends it after round {last} now; use another --out"
+        return RunState("other", problem=problem)
+    return RunState("done", done) if done == last else RunState("continue", done, changes=changes)
 
 
 def _explain_lost_checkpoints(run: Path) -> str:
@@ -142,21 +144,21 @@ def _explain_lost_checkpoints(run: Path) -> str:
     )
 
 
-def _has_stopped_early(run: Path, config: Config, done: int) -> bool:
-    """Whether a run with a checkpoint of round `done` has nothing left to do by `training.stop`."""
+def _find_early_end(run: Path, config: Config, done: int) -> int | None:
+    """The round after which `training.stop` ends a run with a checkpoint of round `done`; None if it goes on."""
     if config.training.stop is None:
-        return False
+        return None
     try:
-        return EarlyStop(config.training.stop, verify.metrics(run, None).lines[:done]).met
+        return EarlyStop(config.training.stop, verify.metrics(run, None).lines[:done]).first_met
     except CheckpointError:
-        return False  # resuming restores the metrics, and finds that nothing is left to do
+        return None  # resuming restores the metrics, and finds that nothing is left to do
 
 
 def explain_unfinished(task: CellTask, config: Config, out: Path) -> str:
     """Why a run whose process ended with 0 is not complete, e.g. if its launcher has started no rank; "" if it is."""
     run = task.cell.run(out)
     done = max(run_folder.rounds(run), default=0)
-    if done == task.rounds or _has_stopped_early(run, config, done):
+    if done == task.rounds or _find_early_end(run, config, done) == done:
         return ""
     return f"ended with 0 and {done} of {task.rounds} rounds: the launcher has started no rank, or has lost it"
 

@@ -282,6 +282,18 @@ def test_runs_that_record_other_data_than_the_first_of_the_same_section_are_name
         assert sum("recorded.data" in note for note in entry.notes) == 1
 
 
+def test_a_run_with_more_rounds_than_training_stop_of_the_table_allows_is_left_out(tmp_path):
+    base = {**table_file.TABLE["base"], "training": {"rounds": 4}}
+    _, among = small(tmp_path, base=base)
+    made(among[0], tmp_path / "out", [0.5, 0.4, 0.3, 0.6])
+    stop = {"metric": "accuracy_mean", "patience": 2}
+    table, among = small(tmp_path, base={**base, "training": {"rounds": 4, "stop": stop}})
+    made(among[1], tmp_path / "out", [0.7, 0.6, 0.5])
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert (entry.state, entry.ours) == ("1 of 2 seeds, other configuration", Value(pytest.approx(70.0)))
+    assert any("it has 4 rounds, and ends after 3 in the table" in note for note in entry.notes)
+
+
 def test_a_damaged_run_is_left_out_and_named(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])

@@ -105,6 +105,8 @@ def test_every_command_knows_that_it_has_ended(tmp_path, capsys):
     longer = find_run_state(run, parse(settings(stop={**STOP, "patience": 6})))
     assert (longer.state, longer.changes) == ("continue", {"training.stop": {**STOP, "patience": 6}})
     assert find_run_state(run, parse(settings(stop=None))).changes == {"training.stop": None}
+    shorter = find_run_state(run, parse(settings(stop={**STOP, "patience": 2})))
+    assert shorter.state == "other" and "training.stop ends it after round 3 now" in shorter.problem
     assert open_run(run).stopped_early.startswith("accuracy_mean")
     assert quick_run.command(["inspect", str(run)]) == 0
     assert "stopped early" in capsys.readouterr().out
