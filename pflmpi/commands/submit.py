@@ -241,7 +241,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     for number, (cell, config) in enumerate(cells):
         refuse_transport(config, mpi)
         task = plan_cell(cell, config, out, None, options.changed_code, options.anew)
-        if task.state != "done" and (not options.failed or has_failed(cell, out)):
+        if task.state != "done" and (not options.failed or has_failed(task, out)):
             tasks[number] = task
     if others := [task for task in tasks.values() if task.state == "other"]:
         names = [task.cell.name for task in others[1:]]

@@ -20,6 +20,7 @@ from pflmpi import arguments
 from pflmpi.commands.launch import check_alone, check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, UserError, show
 from pflmpi.terminal import print_json
+from pflmpi.text import join_truncated
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -90,14 +91,12 @@ def _run(
         number: of the cell, in a task of a job array.
     """
     from pflmpi.sweep import table as tables
-    from pflmpi.sweep.pending import has_failed
     from pflmpi.sweep.runs import GRACE
 
     launcher, out = _launcher(options.launcher), tables.find_sweep_folder(options.table, options.out)
     if options.failed:
-        selected = [pair for pair in selected if has_failed(pair[0], out)]
+        selected = _find_failed(options, selected, out)
         if not selected and not options.json:
-            print(f"no cell in {out} has failed; nothing to run")
             return 0
     tasks = partial(_tasks, options, selected, out)
     budget, until = None, None
@@ -153,6 +152,21 @@ def _selected(options: argparse.Namespace) -> "tuple[list[tuple[Cell, Config]], 
             "in the order that --dry-run shows, or several, such as 0-2,5"
         )
     return [selected[number] for number in numbers], numbers
+
+
+def _find_failed(
+    options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path
+) -> "list[tuple[Cell, Config]]":
+    """The cells that have failed; if there are none, prints so."""
+    from pflmpi.sweep.pending import has_failed, is_done_otherwise
+
+    tasks = _tasks(options, selected, out)
+    failed = [pair for pair, task in zip(selected, tasks, strict=True) if has_failed(task, out)]
+    if not failed and not options.json:
+        print(f"no cell in {out} has failed; nothing to run")
+        if others := [task.cell.name for task in tasks if is_done_otherwise(task, out)]:
+            print(f"done before the table or the data changed: {join_truncated(others)} (for --anew without --failed)")
+    return failed
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":

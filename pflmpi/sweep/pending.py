@@ -102,10 +102,16 @@ def skip_if_running(task: CellTask, out: Path, jobs: Mapping[str, int] | None = 
     return replace(task, state="other", command=(), problem=problem)
 
 
-def has_failed(cell: PlannedRun, out: Path) -> bool:
-    """Whether a cell was started, and is neither running nor done by the configuration of its run."""
-    run = cell.run(out)
-    return (run.exists() or cell.log(out).exists()) and not run_lock.find_owner(run) and not is_done(run)
+def has_failed(task: CellTask, out: Path) -> bool:
+    """Whether a cell was started, and is neither running nor done, nor `is_done_otherwise`."""
+    run = task.cell.run(out)
+    is_started = run.exists() or task.cell.log(out).exists()
+    return is_started and not (task.state == "done" or is_done_otherwise(task, out) or run_lock.find_owner(run))
+
+
+def is_done_otherwise(task: CellTask, out: Path) -> bool:
+    """Whether a run that cannot continue is done by its own configuration: the table or its data changed since."""
+    return task.state in ("other", "start") and is_done(task.cell.run(out))
 
 
 def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:

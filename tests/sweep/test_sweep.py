@@ -409,9 +409,19 @@ def test_a_run_that_was_done_before_its_table_changed_has_not_failed(tmp_path, c
     (cell,) = list_cells(load(path), [], None)
     run(cell, Path("sweeps/small"))
     assert main(["sweep", str(path), "-s", "training.lr=0.7", "--failed"]) == 0
-    assert "has failed; nothing to run" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert "has failed; nothing to run" in shown
+    assert "done before the table or the data changed: A/few/seed0 (for --anew without --failed)" in shown
     assert main(["sweep", str(path), "-s", "training.lr=0.7", "--anew", "--ranks", "1"]) == 0
     assert len([*Path("sweeps/small/A/few").glob("old-seed0-*")]) == 1
+
+
+def test_a_run_that_failed_on_its_way_to_more_rounds_has_failed(tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
+    (cell,) = list_cells(load(path), [], None)
+    run(cell, Path("sweeps/small"))
+    assert main(["sweep", str(path), "-s", "training.rounds=4", "--failed", "--dry-run"]) == 0
+    assert "A/few/seed0  2/4 rounds  continue" in capfd.readouterr().out
 
 
 def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(cell, tmp_path, monkeypatch, capfd):
