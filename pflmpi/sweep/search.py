@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, override
 from pflmpi.rng import stream
-from pflmpi.sweep.table import Cell, Range, SweepTable, matches_pattern
+from pflmpi.sweep.table import Cell, Range, SweepTable, make_path_safe, matches_pattern
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -31,23 +32,20 @@ class Trial:
     """A cell of the table with other values of some settings.
 
     Attributes:
+        name: the row of the step's table, and of the folder; no other trial has it.
         number: trial 0 has the settings of the table.
         raw: its configuration.
         rounds: of the last step.
         values: the drawn values by dotted key.
     """
 
+    name: str
     row: str
     column: str
     number: int
     raw: dict[str, Any]
     rounds: int
     values: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The row of the step's table, and of the folder."""
-        return f"{self.row}, {self.column}, {self.number}"
 
 
 def count_rounds(step: int, steps: int, rounds: int) -> int:
@@ -78,6 +76,7 @@ def draw_trials(
         overrides: of the command line; keys that they set are not drawn.
     """
     drawn, fixed = {}, by_key(override({}, overrides))
+    names = _name_cells([cell for cell, _ in cells])
     for cell, config in cells:
         own = {
             f"algorithm.{name}": Range(low=low, high=high, log=bool(log))
@@ -93,9 +92,29 @@ def draw_trials(
             values = {} if number == 0 else {key: _draw(key, ranges[key], cell.row, number, seed) for key in ranges}
             raw = override(cell.raw, [f"{key}={json.dumps(value)}" for key, value in values.items()])
             raw = _fix_schedule({**raw, "seed": seed}, config)
-            of_cell.append(Trial(cell.row, cell.column, number, raw, config.training.rounds, values))
+            name = f"{names[cell.row, cell.column]}, {number}"
+            of_cell.append(Trial(name, cell.row, cell.column, number, raw, config.training.rounds, values))
         drawn[cell.row, cell.column] = of_cell
     return drawn
+
+
+def _name_cells(cells: "Sequence[Cell]") -> dict[tuple[str, str], str]:
+    """A name for each row and column; a number tells those apart that would share a folder.
+
+    >>> _name_cells([Cell("a", "b, c", 0, {}), Cell("a, b", "c", 0, {})])
+    {('a', 'b, c'): 'a, b, c', ('a, b', 'c'): 'a, b, c (2)'}
+    """
+    names: dict[tuple[str, str], str] = {}
+    folders: set[str] = set()
+    for cell in cells:
+        name = f"{cell.row}, {cell.column}"
+        for candidate in chain([name], (f"{name} ({number})" for number in count(2))):
+            folder = make_path_safe(f"{candidate}, 0").casefold()
+            if folder not in folders:
+                break
+        folders.add(folder)
+        names[cell.row, cell.column] = candidate
+    return names
 
 
 def _draw(key: str, values: Range | Sequence[Any], row: str, number: int, seed: int) -> Any:

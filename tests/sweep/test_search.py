@@ -16,7 +16,7 @@ from pflmpi.commands.search import paired_test
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search
-from pflmpi.sweep.table import SweepTable, load, load_cells
+from pflmpi.sweep.table import SweepTable, list_cells, load, load_cells
 
 BASE = {
     **table_file.TABLE["base"],
@@ -185,6 +185,14 @@ def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds
     capfd.readouterr()
     path = write(tmp_path, base={**BASE, "training": {"rounds": 3, "lr": 0.2}})
     assert main(words) == 2 and "was made with another configuration" in capfd.readouterr().err
+
+
+def test_every_trial_has_a_name_and_a_folder_of_its_own(tmp_path):
+    rows = {"A": ROWS["FedAvg"], "A, b": ROWS["FedProx"]}
+    path = write(tmp_path, rows=rows, columns={"b, c": {}, "c": {}})
+    trials = [trial for of_cell in drawn(path, 2).values() for trial in of_cell]
+    search.write_table(search.build_step_table(load(path), trials, 0, 1, 2), tmp_path / "step1.yaml")
+    assert len(list_cells(load(tmp_path / "step1.yaml"), [], None)) == len(trials) == 8
 
 
 def test_a_search_without_validation_samples_is_refused(tmp_path, capfd):
