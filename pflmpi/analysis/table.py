@@ -132,6 +132,7 @@ class Entry:
         problems: why runs cannot be read, one line each.
         notes: warnings about the runs, one line each.
         by_validation: whether validation samples choose the best round of a run.
+        values: of the finished runs, in the order of the seeds.
     """
 
     row: str
@@ -150,6 +151,7 @@ class Entry:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     by_validation: bool = False
+    values: Sequence[float] = ()
 
     @property
     def difference(self) -> float | None:
@@ -374,6 +376,7 @@ def _compute_entry(table: SweepTable, row: str, column: str, seeds: Sequence[_Se
         problems=[seed.problem for seed in seeds if seed.problem],
         notes=[*_list_run_notes(seeds), *(f"{row}, {column}: {note}" for note in _list_seed_notes(runs, values))],
         by_validation=any(_choose_judge(table.metric, run.columns).startswith("validation_") for run in runs),
+        values=values,
     )
 
 

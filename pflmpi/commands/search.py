@@ -19,6 +19,7 @@ from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.text import format_csv, format_decimal
 
 if TYPE_CHECKING:
+    from pflmpi.analysis.table import Entry
     from pflmpi.config.load import Config
     from pflmpi.sweep.search import Trial
     from pflmpi.sweep.table import Cell, SweepTable
@@ -113,21 +114,23 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
     """Run the unfinished cells of a table, or submit them; return 0 once all are done, else the exit code.
 
     Args:
-        trials: whether the cells are trials. A trial may diverge, which counts as done, and its configuration never
-            changes; the cells of the final test start anew if another trial is the best now.
+        trials: whether the cells are trials. A trial may diverge, which counts as done, and only then may its
+            configuration change; the cells of the final test start anew if another trial is the best now.
     """
+    from pflmpi.analysis.table import is_run_of_cell
 
     def is_left() -> bool:
-        return any(
-            _is_left(cell, out, changes=not trials) and not (trials and _has_diverged(cell, out)) for cell in cells
-        )
+        diverged = [trials and _has_diverged(cell, out) and is_run_of_cell(cell, out) for cell in cells]
+        return any([_is_left(cell, out, not trials) and not end for cell, end in zip(cells, diverged, strict=True)])
 
     if not is_left():
         return 0
-    words = [str(file), "--out", str(out), *([] if trials else ["--anew"])]
-    not_ahead = [cell for cell in cells if _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
-    if len(not_ahead) < len(cells):  # the others have more rounds, from a search with a smaller budget
-        words += [word for cell in not_ahead for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
+    changed = [cell for cell in cells if not is_run_of_cell(cell, out)]
+    anew = not trials or any(_has_diverged(cell, out) for cell in changed)
+    words = [str(file), "--out", str(out), *["--anew"] * anew]
+    chosen = [cell for cell in cells if cell in changed or _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
+    if trials and len(chosen) < len(cells):  # the others have more rounds, from a search with a smaller budget
+        words += [word for cell in chosen for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
         code = _call(options, "submit", "--array", *words, *arguments.split_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
@@ -144,11 +147,12 @@ def _call(options: argparse.Namespace, command: str, *words: str) -> int:
     return main([command, *["--debug"] * options.debug, *words])
 
 
-def _is_left(cell: "Cell", out: Path, changes: bool = False) -> bool:
+def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
     """Whether a run has rounds left.
 
     Args:
-        changes: whether its settings may change: then a run with other settings counts as left, else it is refused.
+        tuned: whether it is one of the final test: then a run with other settings, or more rounds, counts as left. A
+            trial with other settings is refused unless it has diverged; it may have more rounds, from a later step.
     """
     from pflmpi.analysis.table import is_run_of_cell
     from pflmpi.learning.early_stop import EarlyStop
@@ -156,10 +160,12 @@ def _is_left(cell: "Cell", out: Path, changes: bool = False) -> bool:
 
     run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
     if done and not is_run_of_cell(cell, out):
-        if changes:
+        if tuned or _has_diverged(cell, out):
             return True
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
-    return done < training["rounds"] and not EarlyStop.of(training, metrics_file.read(run)).met
+    rounds: int = training["rounds"]
+    last = min(rounds, EarlyStop.of(training, metrics_file.read(run)).first_met or rounds)
+    return done != last if tuned else done < last
 
 
 def _rounds_done(cell: "Cell", out: Path) -> int:
@@ -211,7 +217,7 @@ def _tried(trial: "Trial", cell: "Cell", figure: float) -> dict[str, Any]:
 
 def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
     """Run the best trial of each cell with the table's seeds; show the table, and whether its rows differ."""
-    from pflmpi.analysis.table import fill_in_metric, metric_of
+    from pflmpi.analysis.table import compute_entries, fill_in_metric, metric_of
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -222,28 +228,29 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
         return code
     code = _call(options, "table", str(file), "--out", str(runs), "--write", str(out))
     table = fill_in_metric(tuned, cells, runs)
-    lines = _compare_rows(table, cells, runs)
+    lines = _compare_rows(table, compute_entries(table, cells, runs))
     _write(out / "compared.csv", lines)
     _show(lines, metric_of(table.metric).name)
     return code
 
 
-def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> list[dict[str, Any]]:
+def _compare_rows(table: "SweepTable", entries: "Sequence[Entry]") -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
+    import numpy as np
+
     from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error
-    from pflmpi.analysis.run import read_run
-    from pflmpi.analysis.table import metric_of, pick_value
+    from pflmpi.analysis.table import metric_of
     from pflmpi.learning.main_measure import lower_is_better
 
-    figures: dict[str, dict[str, list[float]]] = {}
-    for cell in cells:
-        value = pick_value(read_run(cell.run(out)).columns, table.metric, table.figure)
-        figures.setdefault(cell.column, {}).setdefault(cell.row, []).append(value)
+    figures: dict[str, dict[str, Sequence[float]]] = {}
+    for entry in entries:
+        is_complete = entry.finished == entry.seeds
+        figures.setdefault(entry.column, {})[entry.row] = entry.values if is_complete else [math.nan] * entry.seeds
     metric = metric_of(table.metric)
-    digits = metric.digits
+    digits, lower = metric.digits, lower_is_better(metric.column) or metric.lowest
     lines = []
     for column, rows in figures.items():
-        best = best_row(rows, lower_is_better(metric.column) or metric.lowest)
+        best = best_row(rows, lower)
         for row, values in rows.items():
             several = len(values) > 1
             is_compared = several and best and row != best
@@ -252,7 +259,7 @@ def _compare_rows(table: "SweepTable", cells: "Sequence[Cell]", out: Path) -> li
                     "column": column,
                     "row": row,
                     "mean": f"{statistics.fmean(values):.{digits}f}",
-                    "std": f"{statistics.stdev(values):.{digits}f}" if several else "",
+                    "std": f"{np.std(values, ddof=1):.{digits}f}" if several else "",  # statistics.stdev refuses NaN
                     f"interval_{100 * CONFIDENCE:.0f}": f"{compute_margin_of_error(values):.{digits}f}"
                     if several
                     else "",

@@ -1,5 +1,6 @@
 """A fair search: as many trials for every row, no round twice, the best on fresh seeds."""
 
+import argparse
 import csv
 import json
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import yaml
 from scipy import stats
 
+import quick_run
 import table_file
 from pflmpi.analysis.metrics import compute_margin_of_error
+from pflmpi.analysis.table import Entry, Value
 from pflmpi.cli import main
-from pflmpi.commands.search import paired_test
+from pflmpi.commands.search import _compare_rows, _complete, _is_left, paired_test
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search
@@ -185,6 +188,51 @@ def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds
     capfd.readouterr()
     path = write(tmp_path, base={**BASE, "training": {"rounds": 3, "lr": 0.2}})
     assert main(words) == 2 and "was made with another configuration" in capfd.readouterr().err
+
+
+def made(cell, out, rounds, **training):
+    """A finished run of a cell, after other rounds or with other options of training."""
+    raw = {**cell.raw, "training": {**cell.raw["training"], "rounds": rounds, **training}}
+    quick_run.run(raw, cell.run(out))
+    cell.config(out).write_text(yaml.safe_dump(raw))
+
+
+def test_tests_of_the_best_trials_with_other_rounds_or_settings_run_anew(tmp_path, capfd):
+    """A search with fewer rounds finds tests of one with more; trials may be ahead, and these not."""
+    path, out = write(tmp_path, seeds=[0, 1], rows={"Local": {"algorithm": {"name": "local"}}}), tmp_path / "tuned"
+    for cell, rounds, lr in zip(cells := list_cells(load(path), [], None), (4, 3), (0.1, 0.2), strict=True):
+        made(cell, out, rounds, lr=lr)
+    assert [_is_left(cell, out, tuned=True) for cell in cells] == [True, True]
+    assert not _is_left(cells[0], out), "a trial"
+    options = argparse.Namespace(submit=None, ranks=1, jobs=1, debug=False)
+    assert _complete(options, path, out, cells) == 0
+    assert [run_folder.rounds(cell.run(out))[-1] for cell in cells] == [3, 3]
+    assert len([*(out / "Local" / "few").glob("old-seed*")]) == 2
+    assert not any(_is_left(cell, out, tuned=True) for cell in cells)
+
+
+def entry(row, values, seeds=2):
+    mean = Value(np.mean(values))
+    return Entry(row, "few", mean, mean, None, None, len(values), seeds, 0, 0, "", values=values)
+
+
+def test_rows_are_compared_by_the_values_that_their_table_shows(tmp_path):
+    table = load(write(tmp_path, metric="mean"))
+    lines = _compare_rows(table, [entry("FedAvg", [90.0, 91.0]), entry("FedProx", [99.0])])
+    assert [(line["mean"], line["best"]) for line in lines] == [("90.50", "FedAvg"), ("nan", "FedAvg")]
+
+
+def test_a_trial_that_has_diverged_runs_again_with_other_settings_and_else_is_done(tmp_path):
+    out, options = tmp_path / "trials", argparse.Namespace(submit=None, ranks=1, jobs=1, debug=False)
+    for lr, rounds in ((0.1, 1), (0.2, 3)):
+        base = {**BASE, "training": {"rounds": 3, "lr": lr}}
+        path = write(tmp_path, base=base, seeds=[2], rows={"Local": {"algorithm": {"name": "local"}}})
+        (cell,) = list_cells(load(path), [], None)
+        if lr == 0.1:
+            made(cell, out, 1)
+            cell.log(out).write_text("pflmpi: round 2: client 0 diverged (values in its state x are not finite)\n")
+        assert _complete(options, path, out, [cell], trials=True) == 0
+        assert run_folder.rounds(cell.run(out))[-1] == rounds
 
 
 def test_every_trial_has_a_name_and_a_folder_of_its_own(tmp_path):
