@@ -247,7 +247,7 @@ def _compare_rows(table: "SweepTable", entries: "Sequence[Entry]") -> list[dict[
         is_complete = entry.finished == entry.seeds
         figures.setdefault(entry.column, {})[entry.row] = entry.values if is_complete else [math.nan] * entry.seeds
     metric = metric_of(table.metric)
-    digits, lower = metric.digits, lower_is_better(metric.column) or metric.lowest
+    digits, lower = metric.digits, table.metric == "spread" or metric.lowest or lower_is_better(metric.column)
     lines = []
     for column, rows in figures.items():
         best = best_row(rows, lower)

@@ -222,6 +222,12 @@ def test_rows_are_compared_by_the_values_that_their_table_shows(tmp_path):
     assert [(line["mean"], line["best"]) for line in lines] == [("90.50", "FedAvg"), ("nan", "FedAvg")]
 
 
+def test_the_lowest_deviation_over_clients_is_the_best(tmp_path):
+    table = load(write(tmp_path, metric="spread"))
+    lines = _compare_rows(table, [entry("FedAvg", [2.0, 3.0]), entry("FedProx", [5.0, 6.0])])
+    assert {line["best"] for line in lines} == {"FedAvg"} and [line["p"] == "" for line in lines] == [True, False]
+
+
 def test_a_trial_that_has_diverged_runs_again_with_other_settings_and_else_is_done(tmp_path):
     out, options = tmp_path / "trials", argparse.Namespace(submit=None, ranks=1, jobs=1, debug=False)
     for lr, rounds in ((0.1, 1), (0.2, 3)):
