@@ -20,11 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, metavar="TABLE", help="a YAML file with a table")
     arguments.add_out(parser, "folder of its runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
-    parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: that of its runs)")
+    write = "folder for the table (default: that of its runs; a part of it is only printed)"
+    parser.add_argument("--write", type=Path, metavar="DIR", help=write)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table and write it in three formats; return the exit code."""
+    """Print the table and write it in three formats, a part of it only where --write says; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis.table import compute_entries, fill_in_metric
@@ -51,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         "csv": format_entries_csv(table, measured),
         "tex": format_latex(table, measured, commands),
     }
-    files = _write(options.write or out, options.table.stem, texts)
+    is_whole = len(cells) == len(tables.list_cells(table, options.overrides, None))
+    files = _write(options.write or out, options.table.stem, texts) if is_whole or options.write else []
     terminal = console(highlight=False)
     terminal.print(table.title)
     for matrix in format_tables(table, measured):
@@ -64,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
     problems = [problem for entry in measured for problem in entry.problems]
     for problem in problems:
         show(CheckpointError(problem))
-    for file in files:
-        print(printable(file))
+    lines = [*map(printable, files)] or ["a part of the table, which is not written; --write DIR writes it"]
+    print("\n".join(lines))
     return _LEFT_OUT if problems else 0
 
 

@@ -245,7 +245,8 @@ def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, caps
     for cell, code in zip(among[:2], ("d2e1", "35f7"), strict=True):
         made(cell, tmp_path / "out", [0.8, 0.7])
         config_file.write(cell.run(tmp_path / "out"), dump(cell.raw | {"recorded": {"code": {"algorithm": code}}}))
-    assert main(["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--only", "FedAvg/*"]) == 0
+    out = str(tmp_path / "out")
+    assert main(["table", str(tmp_path / "small.yaml"), "--out", out, "--only", "FedAvg/*", "--write", out]) == 0
     note = "FedAvg, few: the code of algorithm is not the same in all seeds"
     assert note in capsys.readouterr().out
     for kind in ("md", "tex"):
@@ -431,7 +432,7 @@ def test_the_partitions_of_the_finished_runs_are_printed_and_written(tmp_path, c
 
 def test_only_leaves_the_other_rows_and_columns_out(tmp_path, capsys):
     path = table_file.write(tmp_path)
-    words = ["table", str(path), "--out", str(tmp_path / "out")]
+    words = ["table", str(path), "--out", str(tmp_path / "out"), "--write", str(tmp_path / "out")]
     assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
     rows = [line for line in (tmp_path / "out" / "small.md").read_text().splitlines() if line.startswith("|")]
     assert rows[0] == "|  | few | many (M) |" and rows[2:4] == ["| FedAvg | missing | - |", "| Local | - | missing |"]
@@ -442,13 +443,24 @@ def test_only_leaves_the_other_rows_and_columns_out(tmp_path, capsys):
     assert main([*words, "--only", "Fedper/*"]) == 2
 
 
+@pytest.mark.parametrize("part", [["--only", "Local/*"], ["--seeds", "1"]])
+def test_a_part_of_a_table_is_not_written_over_the_whole_one(part, tmp_path, capsys):
+    words = ["table", str(table_file.write(tmp_path)), "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", "*", "--seeds", "2"]) == 0
+    files = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert len(files) == 3 and str(min(files)) in capsys.readouterr().out
+    assert main([*words, *part]) == 0
+    assert {file: file.read_bytes() for file in (tmp_path / "out").iterdir()} == files
+    assert "a part of the table, which is not written; --write DIR writes it" in capsys.readouterr().out
+
+
 def test_another_figure_of_the_same_runs_is_reported_from_them(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, among = small(tmp_path)
+    _, among = small(tmp_path, seeds=[0])
     made(among[0], tmp_path / "sweeps" / "small", [0.8, 0.7])
     figure = {"title": "The spread", "source": "nobody 2024, figure 4", "metric": "spread", "runs_of": "small.yaml"}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
-    assert main(["table", "figure.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "figure.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "The spread" in shown and "25.00" in shown and (tmp_path / "sweeps" / "small" / "figure.md").exists()
 
@@ -473,13 +485,13 @@ def test_a_figure_of_other_runs_decides_nothing_about_them(changes, words, tmp_p
 
 def test_overrides_choose_the_runs_that_were_made_with_them(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table, _ = small(tmp_path)
+    table, _ = small(tmp_path, seeds=[0])
     quick = ["training.rounds=1", "training.lr=0.5"]
     made(list_cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
     overrides = [word for text in quick for word in ("-s", text)]
-    assert main(["table", "small.yaml", "--seeds", "1", *overrides]) == 0
+    assert main(["table", "small.yaml", *overrides]) == 0
     assert "80.00" in capsys.readouterr().out
     assert (tmp_path / "sweeps" / "small" / "small.tex").exists()
-    assert main(["table", "small.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "small.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "80.00" not in shown and "other configuration" in shown
