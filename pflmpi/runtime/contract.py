@@ -106,18 +106,12 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
         for name in names:
             if name not in declared:
                 known = ", ".join(declared) or "none"
-                raise ConfigError(
-                    f"{kind}.{where} names {name!r}, which is no {what}; known: {known}"
-                )
+                raise ConfigError(f"{kind}.{where} names {name!r}, which is no {what}; known: {known}")
     for name in algorithm.diagnostics(task):
         if not DIAGNOSTIC_NAME.fullmatch(name):
-            raise ConfigError(
-                f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores"
-            )
+            raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
-        raise ConfigError(
-            f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`"
-        )
+        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
     with calling(algorithm, "init_client", 0):
         state = initial_client(algorithm, task.replace(device=HOST), 0)
     if problem := find_tree_problem(state):
@@ -125,9 +119,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     _check_initial_client(kind, personal, passes, state)
 
 
-def _check_messages(
-    where: str, declared: Mapping[str, object], kinds: Any, model: str
-) -> None:
+def _check_messages(where: str, declared: Mapping[str, object], kinds: Any, model: str) -> None:
     """Raise `ConfigError` for a declared message that is of no known kind, empty, or cannot be summed."""
     for name, message in declared.items():
         if not isinstance(message, kinds):
@@ -143,9 +135,7 @@ def _check_messages(
         if type(message) is Mean:
             _check_mean(f"{where}: {name!r}", message)
         if not any(tree.leaves(message.like)):
-            raise ConfigError(
-                f"{where}: {name!r} is empty with model {model}; choose another model or algorithm"
-            )
+            raise ConfigError(f"{where}: {name!r} is empty with model {model}; choose another model or algorithm")
 
 
 def _check_sum(where: str, message: Sum) -> None:
@@ -168,16 +158,12 @@ def _check_mean(where: str, message: Mean) -> None:
         )
 
 
-def _check_initial_client(
-    kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree
-) -> None:
+def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pass], state: Tree) -> None:
     """Raise `ConfigError` for declared paths that a client's state lacks, and for reserved names in it."""
     for path in sorted(kept(personal)):
         if path and not has_path(state, path):
             paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
-            raise ConfigError(
-                f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}"
-            )
+            raise ConfigError(f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}")
     for name, what in (
         (OPTIMIZER, "the optimizer's state"),
         (RECEIVED, "a client's last reply"),
@@ -189,11 +175,7 @@ def _check_initial_client(
                 f"{kind}.init_client has a part {name!r}, under which {what} is kept in checkpoints; give it another "
                 "name"
             )
-    integers = [
-        path
-        for path, leaf in tree.leaves(state)
-        if leaf.dtype == torch.int64 and not leaf.ndim
-    ]
+    integers = [path for path, leaf in tree.leaves(state) if leaf.dtype == torch.int64 and not leaf.ndim]
     for name, length in passes.items():
         if length.times and length.times not in integers:
             raise ConfigError(
@@ -210,9 +192,7 @@ def _check_kept_messages(
 ) -> None:
     """Raise `ConfigError` if kept `Rows` and `Own` messages do not match each other or the client's state."""
     kind, host = type(algorithm).__name__, task.replace(device=HOST)
-    rows = {
-        name: sent for name, sent in up.items() if isinstance(sent, Rows) and sent.kept
-    }
+    rows = {name: sent for name, sent in up.items() if isinstance(sent, Rows) and sent.kept}
     state = dict(tree.leaves(initial_client(algorithm, host, 0))) if rows else {}
     for name, sent in rows.items():
         for path, leaf in tree.leaves({name: sent.like}):
@@ -241,11 +221,7 @@ def _check_kept_messages(
 def answer_templates(algorithm: Algorithm, task: Task) -> Tree:
     """Returns the templates of the `Own` messages that a client keeps, by name."""
     down = algorithm.downlink(task)
-    return {
-        name: kind.like
-        for name, kind in down.items()
-        if isinstance(kind, Own) and kind.kept
-    }
+    return {name: kind.like for name, kind in down.items() if isinstance(kind, Own) and kind.kept}
 
 
 def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
@@ -263,9 +239,7 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
         own.of: with_rows(rows[own.of].like, count),
     }
     if problems := tree.differences(own.like, needed):
-        raise ConfigError(
-            f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(problems)}"
-        )
+        raise ConfigError(f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(problems)}")
 
 
 def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
@@ -299,9 +273,7 @@ def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     for task in tasks:
         added = any(isinstance(part, Add) for part in walk(algorithm.personal(task)))
         if not task.architecture.linear_head and (algorithm.linear_head or added):
-            what = (
-                "adds heads up" if added else "computes with the head's weight and bias"
-            )
+            what = "adds heads up" if added else "computes with the head's weight and bias"
             raise ConfigError(
                 f"{name} {what}, and model {task.architecture.name} has a head with a forward pass or hooks of its "
                 "own; end the module with a plain nn.Linear, or choose another algorithm"
@@ -347,12 +319,8 @@ def calling(
         AlgorithmError: the method raised or changed an input in place; up to round `first` also if it changed one
             through `.data`, drew from a global random number generator, or stored something in the algorithm.
     """
-    where = (
-        f"{type(algorithm).__name__}.{method} (round {round}{_format_clients(clients)})"
-    )
-    inputs: Tree = dict(
-        tree.leaves({**(reads or {})})
-    )  # flat, because the method may put other tensors in the dicts
+    where = f"{type(algorithm).__name__}.{method} (round {round}{_format_clients(clients)})"
+    inputs: Tree = dict(tree.leaves({**(reads or {})}))  # flat, because the method may put other tensors in the dicts
     before = _Snapshot.now(algorithm, inputs) if round <= first else None
     versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves(inputs)]
     try:
@@ -360,26 +328,16 @@ def calling(
     except PflmpiError:
         raise
     except ChangedInPlace as changed_batch:
-        raise AlgorithmError(
-            f"{where}, or the model, changes {changed_batch}{_IN_PLACE_ADVICE}"
-        ) from None
+        raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE_ADVICE}") from None
     except (Exception, SystemExit) as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
         if isinstance(error, torch.OutOfMemoryError):
-            load = (
-                f"{pluralize(len(clients), 'client')} at once, in batches of {batch}"
-                if batch
-                else "on the server"
-            )
-            raise AlgorithmError(
-                f"{where}, {load}: {limits.explain_limit(error)}"
-            ) from error
+            load = f"{pluralize(len(clients), 'client')} at once, in batches of {batch}" if batch else "on the server"
+            raise AlgorithmError(f"{where}, {load}: {limits.explain_limit(error)}") from error
         problem = f"{where}: {type(error).__name__}: {error}; at {_find_line(algorithm, error)}"
         raise AlgorithmError(problem + _find_advice(error, in_lanes)) from error
-    if changed := [
-        path for path, leaf, version in versions if leaf._version != version
-    ]:
+    if changed := [path for path, leaf, version in versions if leaf._version != version]:
         raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE_ADVICE}")
     if before is not None:
         before.check(where, _Snapshot.now(algorithm, inputs))
@@ -418,10 +376,7 @@ class _Snapshot:
     @classmethod
     def now(cls, algorithm: Algorithm, inputs: Tree) -> "_Snapshot":
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        checksums = {
-            path: crc32(leaf.numpy())
-            for path, leaf in tree.leaves(tree.to_host(inputs))
-        }
+        checksums = {path: crc32(leaf.numpy()) for path, leaf in tree.leaves(tree.to_host(inputs))}
         values = {
             name: value
             for name, value in vars(algorithm).items()
@@ -429,11 +384,7 @@ class _Snapshot:
         }
         for kind in type(algorithm).__mro__:
             if outside.is_from_outside(kind):
-                values |= {
-                    f"{kind.__name__}.{name}": value
-                    for name, value in vars(kind).items()
-                    if name[:2] != "__"
-                }
+                values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[:2] != "__"}
         attributes = {name: _pickle(value) for name, value in values.items()}
         return cls(checksums, global_generators.read_states(on_gpu), attributes)
 
@@ -473,11 +424,7 @@ def find_tree_problem(value: object) -> str:
     leaves: Iterator[tuple[str, object]] = tree.leaves({**value})
     for path, leaf in leaves:
         if not isinstance(leaf, Tensor):
-            instead = (
-                f", such as torch.tensor({leaf})"
-                if isinstance(leaf, bool | int | float)
-                else ""
-            )
+            instead = f", such as torch.tensor({leaf})" if isinstance(leaf, bool | int | float) else ""
             return f"{path} = {short_repr(leaf)}, a {type(leaf).__name__}{expected}{instead}"
         if leaf.dtype not in NUMPY_TYPES:
             allowed = ", ".join(str(dtype)[6:] for dtype in NUMPY_TYPES)
@@ -487,12 +434,8 @@ def find_tree_problem(value: object) -> str:
 
 def _find_key_with_slash(value: Mapping[str, object]) -> str | None:
     """Returns the first key of nested dicts that contains a slash; None without one."""
-    deeper = (
-        _find_key_with_slash(part) for part in value.values() if isinstance(part, dict)
-    )
-    return next(
-        (key for key in (*value, *deeper) if key is not None and "/" in str(key)), None
-    )
+    deeper = (_find_key_with_slash(part) for part in value.values() if isinstance(part, dict))
+    return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
@@ -501,9 +444,7 @@ def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:
         raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {problem}")
 
 
-def state_and_messages(
-    algorithm: Algorithm, method: str, returned: object
-) -> tuple[Tree, Messages]:
+def state_and_messages(algorithm: Algorithm, method: str, returned: object) -> tuple[Tree, Messages]:
     """Returns the new state and the messages of a client's update; raises `AlgorithmError` for anything else."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise AlgorithmError(
@@ -514,15 +455,11 @@ def state_and_messages(
     return returned
 
 
-def check_state(
-    algorithm: Algorithm, method: str, state: object, expected: Tree
-) -> None:
+def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree) -> None:
     """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the previous one."""
     where = f"{type(algorithm).__name__}.{method}"
     if not isinstance(state, dict):
-        raise AlgorithmError(
-            f"{where} returned a {type(state).__name__} as state; allowed is a dict of tensors"
-        )
+        raise AlgorithmError(f"{where} returned a {type(state).__name__} as state; allowed is a dict of tensors")
     check_returned(algorithm, method, state)
     if problems := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
@@ -540,9 +477,7 @@ def check_state(
         )
 
 
-def check_scores(
-    algorithm: Algorithm, scores: Tensor, samples: int, of_sample: tuple[int, ...]
-) -> None:
+def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, of_sample: tuple[int, ...]) -> None:
     """Raise `AlgorithmError` unless scores are [B, K], or [B, *of_sample]."""
     if tuple(scores.shape) != (samples, *of_sample):
         raise AlgorithmError(
@@ -561,19 +496,9 @@ def _distinct_names(tasks: Sequence[Task]) -> list[str]:
         }
         for task in tasks
     ]
-    keys = [
-        key
-        for key in values[0]
-        if key != "name" and any(other.get(key) != values[0][key] for other in values)
-    ]
-    settings = [
-        ", ".join(f"{key} = {short_repr(own.get(key))}" for key in keys)
-        for own in values
-    ]
-    return [
-        f"{own['name']} ({text})" if text else own["name"]
-        for own, text in zip(values, settings, strict=True)
-    ]
+    keys = [key for key in values[0] if key != "name" and any(other.get(key) != values[0][key] for other in values)]
+    settings = [", ".join(f"{key} = {short_repr(own.get(key))}" for key in keys) for own in values]
+    return [f"{own['name']} ({text})" if text else own["name"] for own, text in zip(values, settings, strict=True)]
 
 
 def _find_shape(kind: Uplink | Downlink) -> object:
@@ -592,7 +517,5 @@ def _find_line(algorithm: Algorithm, error: BaseException) -> str:
     """Returns where the error passed last through outside code or the algorithm's file, else where it was raised."""
     file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next(
-        (frame for frame in reversed(frames) if frame.filename == file), frames[-1]
-    )
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
     return outside.find_location(error) or f"{Path(frame.filename).name}:{frame.lineno}"

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import comparisons
 import numpy as np
 import pytest
-import quick_run
 import yaml
-from both_ways import federation_of, run
-from raw_files import NUM_CLASSES, random_samples, write_cifar, write_idx, write_leaf
 
+import comparisons
+import quick_run
+from both_ways import federation_of, run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.data import SOURCES
 from pflmpi.data.federation import save
@@ -22,6 +21,7 @@ from pflmpi.models import MODELS
 from pflmpi.models.base import Architecture, Shape
 from pflmpi.models.mlp import MLP
 from pflmpi.store import run_folder
+from raw_files import NUM_CLASSES, random_samples, write_cifar, write_idx, write_leaf
 
 SMALL = {"kernel": 3, "padding": 1}  # for images of 8 x 8
 TINY_CNN = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
@@ -39,8 +39,7 @@ def root(tmp_path, monkeypatch):
     write_cifar(folder, "cifar100", monkeypatch)
     write_leaf(folder / "femnist")
     labels = {
-        f"{part}_label": random_samples(seed, n, "mnist")[1]
-        for part, seed, n in (("train", 1, 30), ("test", 2, 10))
+        f"{part}_label": random_samples(seed, n, "mnist")[1] for part, seed, n in (("train", 1, 30), ("test", 2, 10))
     }
     who = {"train_writer": np.arange(30) // 5, "test_writer": np.arange(10) // 5}
     np.savez(folder / "MNIST" / "writers.npz", **labels, **who)
@@ -57,29 +56,20 @@ def test_every_dataset_runs(name, split, root, tmp_path):
             "split": split,
             **({"limit": 100} if name == "digits" else {}),
         },
-        partition={"name": "writers"}
-        if name == "femnist"
-        else {"name": "iid", "clients": 3},
+        partition={"name": "writers"} if name == "femnist" else {"name": "iid", "clients": 3},
         algorithm={"name": "fedavg"},
         training={"rounds": 1, "participation": 1.0},
     )
-    if (
-        name == "cifar100" and split == "official"
-    ):  # its 6 test samples here are of classes that nobody trains on
+    if name == "cifar100" and split == "official":  # its 6 test samples here are of classes that nobody trains on
         with pytest.raises(DataError, match="without test samples"):
             federation_of(raw)
         return
     federation = federation_of(raw)
     _, folder = run(raw, tmp_path)
-    assert run_folder.read_server(folder, 1)["model/head/bias"].shape == (
-        NUM_CLASSES[name],
-    )
+    assert run_folder.read_server(folder, 1)["model/head/bias"].shape == (NUM_CLASSES[name],)
     if split == "official":
         is_test = federation.dataset.official_test
-        assert (
-            is_test[np.concatenate(federation.test)].all()
-            and not is_test[np.concatenate(federation.train)].any()
-        )
+        assert is_test[np.concatenate(federation.test)].all() and not is_test[np.concatenate(federation.train)].any()
 
 
 @pytest.mark.parametrize(
@@ -95,9 +85,7 @@ def test_real_data_run(name, limit, model, data_root, tmp_path):
     natural = name in ("mnist", "femnist")
     raw = quick_run.settings(
         data={"name": name, "root": str(data_root), "limit": limit},
-        partition={"name": "writers", "clients": 4, "min_samples": 3}
-        if natural
-        else {"name": "iid", "clients": 4},
+        partition={"name": "writers", "clients": 4, "min_samples": 3} if natural else {"name": "iid", "clients": 4},
         model=model,
         training={"rounds": 1, "participation": 1.0},
     )
@@ -118,9 +106,7 @@ PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]]
-)
+@pytest.mark.parametrize("name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]])
 def test_every_partition_runs(name, keys, root, tmp_path):
     raw = quick_run.settings(
         partition={"name": name, "clients": 5, **keys},
@@ -133,10 +119,7 @@ def test_every_partition_runs(name, keys, root, tmp_path):
     _, folder = run(raw, tmp_path)
     # FedGMH: the bytes say how many classes each client holds.
     held = (federation.class_counts > 0).sum(1)
-    assert (
-        run_folder.read_bytes(folder, 1)["up"].tolist()
-        == (held * (4 * 12 + 4)).tolist()
-    )
+    assert run_folder.read_bytes(folder, 1)["up"].tolist() == (held * (4 * 12 + 4)).tolist()
 
 
 def test_a_saved_partition_gives_the_same_bits(tmp_path):
@@ -144,9 +127,7 @@ def test_a_saved_partition_gives_the_same_bits(tmp_path):
     save(federation_of(by_name), tmp_path / "who.npz")
     by_path = {**by_name, "partition": {"path": str(tmp_path / "who.npz")}}
     assert federation_of(by_path).digest == federation_of(by_name).digest
-    assert run(by_path, tmp_path / "path")[0] == quick_run.run(
-        by_name, tmp_path / "name"
-    )
+    assert run(by_path, tmp_path / "path")[0] == quick_run.run(by_name, tmp_path / "name")
     with pytest.raises(DataError, match="was made for"):
         federation_of({**by_path, "data": {"name": "digits"}})
 
@@ -207,9 +188,7 @@ class NormedMLP(MLP):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 @pytest.mark.parametrize("bn, where", [("average", "server"), ("local", "clients")])
-def test_batch_norm_statistics_are_averaged_or_stay(
-    algorithm, bn, where, tmp_path, monkeypatch
-):
+def test_batch_norm_statistics_are_averaged_or_stay(algorithm, bn, where, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS._objects, "normed", NormedMLP)
     raw = quick_run.settings(
         data={"name": "digits", "limit": 40},
@@ -233,17 +212,13 @@ def test_batch_norm_statistics_are_averaged_or_stay(
     )
     for path in in_clients:
         assert rows[path].any(), "the statistics have followed the forward passes"
-        assert not np.array_equal(rows[path][0], rows[path][1]), (
-            "each client has its own"
-        )
+        assert not np.array_equal(rows[path][0], rows[path][1]), "each client has its own"
     for path in in_server:
         assert server[path].any()
 
 
 UNLIKE: dict[str, list[dict[str, Any]]] = {
-    "fedproto": [
-        {"name": "protocnn", **SMALL, "channels": channels} for channels in (18, 20, 22)
-    ],
+    "fedproto": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (18, 20, 22)],
     "fedgmh": [
         {"name": "mlp", "hidden": 9},
         {"name": "cnn", **SMALL, "first_channels": 3, "hidden": 9},
@@ -264,17 +239,9 @@ def test_unlike_models_are_cycled_over_the_clients(algorithm, tmp_path):
     _, folder = run(raw, tmp_path)
     cohorts = run_folder.read_clients(folder, 2, np.arange(4))
     ids = [clients.tolist() for clients, _ in cohorts.values()]
-    assert ids == [
-        [client for client in range(4) if client % len(models) == which]
-        for which in range(len(models))
-    ]
-    shapes = [
-        {path: array.shape[1:] for path, array in arrays.items()}
-        for _, arrays in cohorts.values()
-    ]
-    assert len({str(sorted(shape.items())) for shape in shapes}) == len(models), (
-        "the bodies differ"
-    )
+    assert ids == [[client for client in range(4) if client % len(models) == which] for which in range(len(models))]
+    shapes = [{path: array.shape[1:] for path, array in arrays.items()} for _, arrays in cohorts.values()]
+    assert len({str(sorted(shape.items())) for shape in shapes}) == len(models), "the bodies differ"
     if algorithm == "fedproto":
         assert [shape["model/body/conv2/weight"][0] for shape in shapes] == [18, 20, 22]
 
@@ -305,8 +272,6 @@ def test_a_class_of_ones_own_is_told_how_it_allows_unlike_models(tmp_path):
         "from pflmpi.algorithms.fedper import FedPer\n\n\nclass Mine(FedPer):\n    pass\n"
     )
     models = [{"name": "mlp", "hidden": 9}, {"name": "cnn", **SMALL, "hidden": 9}]
-    raw = quick_run.settings(
-        model=models, algorithm={"name": f"{tmp_path}/mine.py:Mine"}, partition=FOUR
-    )
+    raw = quick_run.settings(model=models, algorithm={"name": f"{tmp_path}/mine.py:Mine"}, partition=FOUR)
     with pytest.raises(ConfigError, match=r"unlike_models = True .* has 2: mlp, cnn$"):
         quick_run.run(raw, tmp_path / "run")
