@@ -110,7 +110,7 @@ def test_what_is_frozen_stays_and_travels_nowhere(net, tmp_path):
 
 def test_frozen_values_follow_from_the_seed_and_are_one_for_all_clients():
     def values(seed, init="shared"):
-        task = experiment(LAST, seed=seed, training={"init": init}).tasks[0]
+        task = experiment(LAST, "local", seed=seed, training={"init": init}).tasks[0]
         return task.frozen.digest, [task.of_client(client).init() for client in (0, 1)]
 
     assert values(1)[0] == values(1, "per_client")[0] != values(2)[0]
