@@ -174,9 +174,14 @@ class _Trial:
         return drawing[0] if drawing else ""  # the innermost one ends first
 
     def _hookable(self) -> dict[nn.Module, str]:
-        """Returns the submodules and their names, without scripted ones, which have no hooks."""
+        """Returns the submodules and their names, without scripted and compiled ones, which take no hooks."""
+        compiled = {part for layer in self._module.modules() if hasattr(layer, "_orig_mod") for part in layer.modules()}
         named = self._module.named_modules()
-        return {layer: name for name, layer in named if not isinstance(layer, torch.jit.ScriptModule)}
+        return {
+            layer: name
+            for name, layer in named
+            if not isinstance(layer, torch.jit.ScriptModule) and layer not in compiled
+        }
 
     def layers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Returns the paths of the modules that own the parameters of these names, in the order of their first calls.

@@ -56,6 +56,22 @@ class Linear(nn.Module):
         return self.fc(x.flatten(1))
 """
 
+COMPILED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, compiled: bool = False):
+        super().__init__()
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.body = torch.compile(body, backend="eager") if compiled else body
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+"""
+
 FIXED = """
 
 class Fixed(Net):
@@ -105,6 +121,17 @@ def test_a_module_that_is_its_head_is_trained_and_opened(algorithm, executor, tm
     quick_run.run({**raw, "algorithm": {"name": algorithm}}, tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.columns["accuracy_mean"][-1] > 0.2 and run.model(0)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_a_part_that_torch_compiles_is_trained_as_the_same_part(executor, tmp_path):
+    (tmp_path / "net.py").write_text(COMPILED)
+    losses = []
+    for compiled in (False, True):
+        model = {"name": f"{tmp_path}/net.py:Net", "head": "fc", "compiled": compiled}
+        quick_run.run(settings(model, runtime={"executor": executor}), tmp_path / str(compiled))
+        losses.append(open_run(tmp_path / str(compiled)).columns["train_loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_unlike_clients_may_have_unlike_modules(net, tmp_path):
