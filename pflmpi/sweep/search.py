@@ -127,7 +127,9 @@ def _fix_schedule(raw: dict[str, Any], config: "Config") -> dict[str, Any]:
     training = config.training
     if training.schedule != "cosine" or training.decay_rounds is not None:
         return raw
-    return {**raw, "training": {**raw.get("training", {}), "decay_rounds": training.rounds}}
+    of_trial = raw.get("training", {})
+    decay_rounds = max(training.rounds - of_trial.get("warmup", training.warmup), 1)
+    return {**raw, "training": {**of_trial, "decay_rounds": decay_rounds}}
 
 
 def build_step_table(table: SweepTable, trials: Sequence[Trial], step: int, steps: int, seed: int) -> SweepTable:

@@ -119,6 +119,8 @@ def test_ranges_that_cannot_be_are_refused(ranges, expected, tmp_path):
 def test_a_cosine_over_all_rounds_is_said_in_numbers_so_that_a_trial_can_go_on(tmp_path):
     path = write(tmp_path, base={**BASE, "training": {"rounds": 9, "schedule": "cosine"}})
     assert all(trial.raw["training"]["decay_rounds"] == 9 for trials in drawn(path, 2).values() for trial in trials)
+    path = write(tmp_path, base={**BASE, "training": {"rounds": 9, "schedule": "cosine", "warmup": 2}})
+    assert all(trial.raw["training"]["decay_rounds"] == 7 for trials in drawn(path, 2).values() for trial in trials)
 
 
 def test_the_tuned_table_has_the_settings_of_each_cell_and_the_seeds_of_the_table(tmp_path):
