@@ -149,7 +149,7 @@ def _import(
     level: int = 0,
 ) -> ModuleType:
     """`__import__` for the modules of a folder: what `read_files` lists is imported from there, all else as always."""
-    if globals is not None and level > globals["__spec__"].parent.count("."):
+    if level and globals is not None and level > globals["__spec__"].parent.count("."):
         raise ImportError("attempted relative import with no known parent package")
     top, names = name.partition(".")[0], fromlist or ()
     if level or _is_installed(top) or not any(path.is_file() for path in _paths(package.folder, name, names)):

@@ -25,6 +25,7 @@ FLOORS = {
         "machine",
         "module_names",
         "outside",
+        "folder_modules",
         "regular_file",
         "contained_hdf5",
         "terminal",

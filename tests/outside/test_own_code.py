@@ -284,7 +284,9 @@ def test_the_files_of_a_folder_share_the_modules_beside_them(tmp_path):
 
 
 def test_a_file_hides_nothing_that_is_installed_from_those_beside_it(tmp_path):
-    (tmp_path / "mine.py").write_text("import json, torch, pflmpi.errors\nvalue = json, torch, pflmpi.errors\n")
+    (tmp_path / "mine.py").write_text(
+        "exec('import json', {})\nimport json, torch, pflmpi.errors\nvalue = json, torch, pflmpi.errors\n"
+    )
     for name in ("json", "torch", "pflmpi"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
     assert outside.load(f"{tmp_path}/mine.py:value") == (json, torch, pflmpi.errors)
