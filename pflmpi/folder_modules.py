@@ -130,14 +130,26 @@ def _has_changed(package: _Package) -> bool:
 
 
 @cache
-def _is_installed(name: str) -> bool:
-    """Whether Python or an installed package has a module of this name, which no file of a user hides."""
-    if name == "pflmpi" or name in sys.stdlib_module_names:
-        return True
+def _find_installed(name: str) -> str | None:
+    """Returns the file of the installed module of this name; None if there is none."""
     folders = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
-    spec = PathFinder.find_spec(name, folders)
     editable = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder)
-    return (spec is not None and spec.origin is not None) or any(editable)
+    specs = (spec for spec in (PathFinder.find_spec(name, folders), *editable) if spec is not None)
+    return next((spec.origin for spec in specs if spec.origin is not None), None)
+
+
+def _is_installed(name: str, folder: Path) -> bool:
+    """Whether the module of this name in a folder is an installed one, as of a package that is installed for editing.
+
+    Raises:
+        ImportError: another one of this name is installed, and either may be meant.
+    """
+    if name == "pflmpi" or name in sys.stdlib_module_names:  # which no file of a user hides
+        return True
+    installed, own = _find_installed(name), [path for path in _paths(folder, name) if path.is_file()]
+    if installed is not None and not any(path.samefile(installed) for path in own):
+        raise ImportError(f"{folder / name} has the name of an installed module, {installed}; rename it")
+    return installed is not None
 
 
 def _import(
@@ -152,7 +164,8 @@ def _import(
     if level and globals is not None and level > globals["__spec__"].parent.count("."):
         raise ImportError("attempted relative import with no known parent package")
     top, names = name.partition(".")[0], fromlist or ()
-    if level or _is_installed(top) or not any(path.is_file() for path in _paths(package.folder, name, names)):
+    is_beside = any(path.is_file() for path in _paths(package.folder, name, names))
+    if level or not is_beside or _is_installed(top, package.folder):
         return __import__(name, globals, locals, names, level)
     module = __import__(f"{package.__name__}.{name}", globals, locals, names)
     return module if names else sys.modules[f"{package.__name__}.{top}"]

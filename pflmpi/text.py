@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 # All control characters but tabs and line ends, and those that change the direction of text.
 _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # characters that a text file cannot hold
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -12,7 +12,7 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.machine import expand_path
 from pflmpi.registry import format_unknown_name
-from pflmpi.text import join_truncated, short_repr
+from pflmpi.text import UNSTORABLE, join_truncated, short_repr
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -172,7 +172,7 @@ def check_values(where: str, value: object) -> None:
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             check_values(f"{where}.{key}", item)
-    elif isinstance(value, str) and yaml_file.UNSTORABLE.search(value):
+    elif isinstance(value, str) and UNSTORABLE.search(value):
         raise ConfigError(f"{where} = {short_repr(value)}: has a character that no file can hold; leave it out")
     elif isinstance(value, int | float):
         most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT

@@ -9,7 +9,7 @@ import yaml
 
 from pflmpi import regular_file
 from pflmpi.errors import ConfigError
-from pflmpi.text import first_line, short_repr
+from pflmpi.text import UNSTORABLE, first_line, short_repr
 
 try:  # libyaml is ten times as fast, and commands read the configuration of every run in a folder
     from yaml import CSafeDumper as SafeDumper
@@ -19,7 +19,6 @@ except ImportError:  # PyYAML was built without it
 
 _MOST_BYTES = 16 << 20
 _MOST_BITS = 63
-UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # characters that a text file cannot hold
 _MOST_VALUES = 100_000
 _MOST_LEVELS = 100
 _FLOAT = re.compile(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.config.yaml_file import UNSTORABLE
 from pflmpi.data.array_files import OwnArrays, concatenate_parts, read_h5, read_h5_names, read_npz, read_npz_names
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, assemble, find_coarse_column, find_missing, to_numbers
@@ -18,7 +17,7 @@ from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_pfllib
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
-from pflmpi.text import join_truncated
+from pflmpi.text import UNSTORABLE, join_truncated
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pflmpi import global_generators
-from pflmpi.config.yaml_file import UNSTORABLE
 from pflmpi.errors import ConfigError
 from pflmpi.models.lora import ADAPTERS
 from pflmpi.models.module_parts import prepare, replace_batch_norm
-from pflmpi.text import first_line
+from pflmpi.text import UNSTORABLE, first_line
 
 
 @dataclass(frozen=True)

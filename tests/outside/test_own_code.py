@@ -287,9 +287,16 @@ def test_a_file_hides_nothing_that_is_installed_from_those_beside_it(tmp_path):
     (tmp_path / "mine.py").write_text(
         "exec('import json', {})\nimport json, torch, pflmpi.errors\nvalue = json, torch, pflmpi.errors\n"
     )
-    for name in ("json", "torch", "pflmpi"):
+    for name in ("json", "numpy", "pflmpi"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
     assert outside.load(f"{tmp_path}/mine.py:value") == (json, torch, pflmpi.errors)
+
+
+def test_a_module_beside_a_file_that_has_the_name_of_an_installed_one_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("import numpy\n")
+    (tmp_path / "numpy.py").write_text("pi = 3\n")
+    with pytest.raises(ConfigError, match=r"mine.py:1, .*/numpy has the name of an installed module, .*; rename it"):
+        outside.load(f"{tmp_path}/mine.py:numpy")
 
 
 def test_an_error_in_a_module_beside_a_file_is_named_where_it_stands(tmp_path):
