@@ -380,15 +380,19 @@ def _as_submitted(job: Job, submission: Submission | None) -> Job:
     return replace(job, log=job.log or log, requeues=submission.requeues, planned_memory=submission.memory)
 
 
+def list_job_folders(folder: Path) -> list[Path]:
+    """A folder, and those in it that name jobs: the runs of a sweep, or the points of a scaling experiment."""
+    folder = folder.resolve()
+    cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
+    points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
+    return [*(path.parent for path in [*sorted(cells), *points]), folder]
+
+
 def find_jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, a sweep and its runs, or the points of a scaling experiment.
 
     Their restarts include those recorded in jobs.txt. A folder that merely holds runs has no jobs: otherwise `cancel`
     of it would end all of them.
     """
-    folder = folder.resolve()
-    restarts = job_file.read_restarts(folder)
-    cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
-    points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
-    in_folder = assign_folders(jobs, [*(path.parent for path in [*sorted(cells), *points]), folder])
+    restarts, in_folder = job_file.read_restarts(folder.resolve()), assign_folders(jobs, list_job_folders(folder))
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in in_folder]

@@ -60,6 +60,8 @@ class Writers:
 def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
     """Whether a job in the queue works on the runs of a folder; without Slurm here, whether a job has yet to start."""
     runs = find_runs_below(folder)
+    if not any(job_file.read_restarts(place) for path in (folder, *runs) for place in slurm.list_job_folders(path)):
+        return False
     try:
         queue = slurm.query_queue(environ)
     except NoAnswer:

@@ -17,7 +17,7 @@ import processes
 import quick_run
 from pflmpi.analysis import report as analysis_report
 from pflmpi.cli import main
-from pflmpi.cluster import run_status, waiting
+from pflmpi.cluster import jobs, run_status, waiting
 from pflmpi.commands import report, watch
 from pflmpi.store import config_file, job_file, metrics_file
 from pflmpi.store.run_lock import take
@@ -126,6 +126,15 @@ def test_a_folder_stands_for_its_runs_and_what_is_none_is_refused(tmp_path, capf
     assert [Path(line.split("  ")[0]).name for line in capfd.readouterr().out.splitlines()] == ["a", "b"]
     assert main(["watch", str(tmp_path / "c")]) == 2 and main(["watch", str(tmp_path), "--every", "0"]) == 2
     assert capfd.readouterr().err.count("\n") == 2
+
+
+def test_slurm_is_not_asked_about_runs_that_no_job_has_written(tmp_path, monkeypatch):
+    def no_answer(environ):
+        raise jobs.NoAnswer("squeue: down")
+
+    monkeypatch.setattr(jobs, "query_queue", no_answer)
+    begin(tmp_path, 9)
+    assert main(["watch", str(tmp_path), "--every", "0.05"]) == 3
 
 
 def test_a_terminal_shows_a_table_with_a_sparkline(tmp_path):
