@@ -197,7 +197,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path, monkeyp
 def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name, tmp_path):
     whole = {"participation": 1.0, "rounds": 1}
     raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
-    if name in ("fedper", "fedrep", "fedbabu", "fedpac", "pfedafe", "fedfcd"):
+    if name in ("fedper", "fedrep", "fedbabu", "fedpac", "pfedafe", "fedfcd", "moon"):
         with pytest.raises(UserError, match=r"with model logistic|model logistic has none"):
             quick_run.run(raw, tmp_path / "run")
         assert not (tmp_path / "run").exists()
