@@ -102,7 +102,7 @@ def test_what_these_runs_were_asked_to_measure_is_there(world):
         events = EventAccumulator(str(run / "tensorboard")).Reload()
         assert [event.step for event in events.Scalars("accuracy_mean")] == [1, 2]
     code = open_run(world.alone("pictures")).config["recorded"]["code"]
-    assert sorted(code) == ["algorithm", "model", "partition", "transform/1"], code
+    assert sorted(code) == ["algorithm", "model", "model.weights", "partition", "transform/1"], code
     assert open_run(world.alone("table")).stopped_early.startswith("test_loss has not improved")
 
 
