@@ -84,11 +84,7 @@ def collect_inputs(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for declarations of an algorithm that are wrong or contradict each other."""
-    kind, personal, passes = (
-        type(algorithm).__name__,
-        algorithm.personal(task),
-        algorithm.passes(task, 1),
-    )
+    kind, personal, passes = type(algorithm).__name__, algorithm.personal(task), algorithm.passes(task, 1)
     up, down = algorithm.uplink(task), algorithm.downlink(task)
     _check_messages(f"{kind}.uplink", up, Uplink, task.architecture.name)
     _check_messages(f"{kind}.downlink", down, Downlink, task.architecture.name)
@@ -96,12 +92,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     for where, what, names, declared in (
         ("predicts_with", "message of `downlink`", algorithm.predicts_with, down),
         ("adapts_with", "pass of `passes`", algorithm.adapts_with, passes),
-        (
-            "personal",
-            "message in `predicts_with`",
-            sorted(messages(personal)),
-            algorithm.predicts_with,
-        ),
+        ("personal", "message in `predicts_with`", sorted(messages(personal)), algorithm.predicts_with),
     ):
         for name in names:
             if name not in declared:
@@ -185,10 +176,7 @@ def _check_initial_client(kind: str, personal: Personal, passes: Mapping[str, Pa
 
 
 def _check_kept_messages(
-    algorithm: Algorithm,
-    task: Task,
-    up: Mapping[str, Uplink],
-    down: Mapping[str, Downlink],
+    algorithm: Algorithm, task: Task, up: Mapping[str, Uplink], down: Mapping[str, Downlink]
 ) -> None:
     """Raise `ConfigError` if kept `Rows` and `Own` messages do not match each other or the client's state."""
     kind, host = type(algorithm).__name__, task.replace(device=HOST)
@@ -234,10 +222,7 @@ def _check_rows_of(where: str, own: Own, rows: Mapping[str, Rows]) -> None:
         )
     clients = own.like.get("clients")
     count = clients.numel() if isinstance(clients, Tensor) else 0
-    needed: Tree = {
-        "clients": tensor(count, dtype=torch.int64),
-        own.of: with_rows(rows[own.of].like, count),
-    }
+    needed: Tree = {"clients": tensor(count, dtype=torch.int64), own.of: with_rows(rows[own.of].like, count)}
     if problems := tree.differences(own.like, needed):
         raise ConfigError(f"{where} is not the ids of M clients and the rows that these keep: {'; '.join(problems)}")
 
@@ -463,10 +448,7 @@ def check_state(algorithm: Algorithm, method: str, state: object, expected: Tree
     check_returned(algorithm, method, state)
     if problems := tree.differences(state, expected):
         initial = "init_server" if method == "server_update" else "init_client"
-        leaves, advice = (
-            dict(tree.leaves(state)),
-            "return every leaf, also one that did not change",
-        )
+        leaves, advice = dict(tree.leaves(state)), "return every leaf, also one that did not change"
         for path, leaf in tree.leaves(expected):
             if path in leaves and leaves[path].dtype != leaf.dtype:
                 advice = f"convert it, as by .to({leaf.dtype}), or begin with {str(leaves[path].dtype)[6:]}"
@@ -489,11 +471,7 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, of_sample: 
 def _distinct_names(tasks: Sequence[Task]) -> list[str]:
     """Returns the name of each model with the settings in which the models differ."""
     values = [
-        {
-            **dataclasses.asdict(task.architecture),
-            "frozen": [*task.frozen.paths],
-            "personal": [*task.personal],
-        }
+        {**dataclasses.asdict(task.architecture), "frozen": [*task.frozen.paths], "personal": [*task.personal]}
         for task in tasks
     ]
     keys = [key for key in values[0] if key != "name" and any(other.get(key) != values[0][key] for other in values)]

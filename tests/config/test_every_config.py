@@ -50,12 +50,7 @@ def root(tmp_path, monkeypatch):
 @pytest.mark.parametrize("split", ["pooled", "official"])
 def test_every_dataset_runs(name, split, root, tmp_path):
     raw = quick_run.settings(
-        data={
-            "name": name,
-            "root": str(root),
-            "split": split,
-            **({"limit": 100} if name == "digits" else {}),
-        },
+        data={"name": name, "root": str(root), "split": split, **({"limit": 100} if name == "digits" else {})},
         partition={"name": "writers"} if name == "femnist" else {"name": "iid", "clients": 3},
         algorithm={"name": "fedavg"},
         training={"rounds": 1, "participation": 1.0},
@@ -94,10 +89,7 @@ def test_real_data_run(name, limit, model, data_root, tmp_path):
 
 PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
     "pathological": [{"classes_per_client": 2}],
-    "dirichlet": [
-        {"beta": 0.5, "min_samples": 4},
-        {"beta": 0.5, "min_samples": 4, "balanced_cap": True},
-    ],
+    "dirichlet": [{"beta": 0.5, "min_samples": 4}, {"beta": 0.5, "min_samples": 4, "balanced_cap": True}],
     "exdir": [{"classes_per_client": 3, "alpha": 0.5, "min_samples": 4}],
     "nway_kshot": [{"n": 3, "k": 12}],
     "lognormal": [{"classes_per_client": 2, "sigma": 1.0, "min_samples": 4}],
@@ -109,8 +101,7 @@ PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]])
 def test_every_partition_runs(name, keys, root, tmp_path):
     raw = quick_run.settings(
-        partition={"name": name, "clients": 5, **keys},
-        training={"rounds": 1, "participation": 1.0},
+        partition={"name": name, "clients": 5, **keys}, training={"rounds": 1, "participation": 1.0}
     )
     if name == "writers":
         raw["data"] = {"name": "mnist", "root": str(root)}
@@ -135,29 +126,12 @@ def test_a_saved_partition_gives_the_same_bits(tmp_path):
 MODEL_KEYS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 9},
     "dnn": {"hidden": 9},
-    "cnn": {
-        **SMALL,
-        "first_channels": 3,
-        "second_channels": 4,
-        "third_channels": 5,
-        "hidden": 9,
-    },
+    "cnn": {**SMALL, "first_channels": 3, "second_channels": 4, "third_channels": 5, "hidden": 9},
     "protocnn": {**SMALL, "channels": 4},
     "resnet18": {"first_stage_stride": 2, "hidden": 9},
 }
-WIDTHS = {
-    "dropout_cnn": 128,
-    "lenet": 84,
-    "logistic": 64,
-    "protocnn": 50,
-}  # of models that do not let choose them
-QUICK = {
-    "rounds": 1,
-    "participation": 1.0,
-    "steps": 1,
-    "batch_size": 4,
-    "drop_last": True,
-}
+WIDTHS = {"dropout_cnn": 128, "lenet": 84, "logistic": 64, "protocnn": 50}  # of models that do not let choose them
+QUICK = {"rounds": 1, "participation": 1.0, "steps": 1, "batch_size": 4, "drop_last": True}
 FOUR = {"name": "iid", "clients": 4}
 
 
@@ -178,12 +152,7 @@ def test_every_model_runs(name, tmp_path):
 @dataclass(frozen=True, kw_only=True)
 class NormedMLP(MLP):
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        return comparisons.Normed(
-            name=self.name,
-            shape=shape,
-            num_classes=num_classes,
-            num_features=self.hidden,
-        )
+        return comparisons.Normed(name=self.name, shape=shape, num_classes=num_classes, num_features=self.hidden)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
@@ -206,10 +175,7 @@ def test_batch_norm_statistics_are_averaged_or_stay(algorithm, bn, where, tmp_pa
     }
     in_server = [path for path in server if path.endswith("stats/mean")]
     in_clients = [path for path in rows if path.endswith("stats/mean")]
-    assert (bool(in_server), bool(in_clients)) == (
-        where == "server",
-        where == "clients",
-    )
+    assert (bool(in_server), bool(in_clients)) == (where == "server", where == "clients")
     for path in in_clients:
         assert rows[path].any(), "the statistics have followed the forward passes"
         assert not np.array_equal(rows[path][0], rows[path][1]), "each client has its own"
@@ -219,10 +185,7 @@ def test_batch_norm_statistics_are_averaged_or_stay(algorithm, bn, where, tmp_pa
 
 UNLIKE: dict[str, list[dict[str, Any]]] = {
     "fedproto": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (18, 20, 22)],
-    "fedgmh": [
-        {"name": "mlp", "hidden": 9},
-        {"name": "cnn", **SMALL, "first_channels": 3, "hidden": 9},
-    ],
+    "fedgmh": [{"name": "mlp", "hidden": 9}, {"name": "cnn", **SMALL, "first_channels": 3, "hidden": 9}],
     "local": [{"name": "mlp", "hidden": 9}, {"name": "mlp", "hidden": 4}],
 }
 
@@ -231,10 +194,7 @@ UNLIKE: dict[str, list[dict[str, Any]]] = {
 def test_unlike_models_are_cycled_over_the_clients(algorithm, tmp_path):
     models = UNLIKE[algorithm]
     raw = quick_run.settings(
-        model=models,
-        algorithm={"name": algorithm},
-        partition=FOUR,
-        training={"rounds": 2, "participation": 0.7},
+        model=models, algorithm={"name": algorithm}, partition=FOUR, training={"rounds": 2, "participation": 0.7}
     )
     _, folder = run(raw, tmp_path)
     cohorts = run_folder.read_clients(folder, 2, np.arange(4))
@@ -247,24 +207,15 @@ def test_unlike_models_are_cycled_over_the_clients(algorithm, tmp_path):
 
 
 def test_the_list_of_models_in_the_docs_is_for_all_algorithms_that_allow_one(tmp_path):
-    example = re.search(
-        r"`(model: \[.*\])`",
-        (Path(__file__).parents[2] / "docs/configuration.md").read_text(),
-    )
+    example = re.search(r"`(model: \[.*\])`", (Path(__file__).parents[2] / "docs/configuration.md").read_text())
     assert example is not None
     models = yaml.safe_load(example[1])["model"]
     allowing = [name for name in ALGORITHMS if ALGORITHMS[name].unlike_models]
     assert len(allowing) == 7
     for name in allowing:
-        quick_run.run(
-            quick_run.settings(
-                model=models,
-                algorithm={"name": name},
-                partition=FOUR,
-                training={"rounds": 1, "steps": 1, "epochs": 1},
-            ),
-            tmp_path / name,
-        )
+        training = {"rounds": 1, "steps": 1, "epochs": 1}
+        raw = quick_run.settings(model=models, algorithm={"name": name}, partition=FOUR, training=training)
+        quick_run.run(raw, tmp_path / name)
 
 
 def test_a_class_of_ones_own_is_told_how_it_allows_unlike_models(tmp_path):
