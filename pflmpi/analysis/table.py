@@ -234,7 +234,7 @@ def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
         lines = run.verified_metrics.lines
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
-    done, last = len(lines), min(training.rounds, EarlyStop(training.stop, lines).first_met or training.rounds)
+    done, last = len(lines), EarlyStop(training.stop, lines).last_round(training.rounds)
     mismatch = _explain_mismatch(cell, out, run, done, last) if done else ""
     finished = not mismatch and done == last
     return _SeedRun(training.rounds, run, done, finished, mismatch)

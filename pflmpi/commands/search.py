@@ -163,8 +163,7 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
         if tuned or _has_diverged(cell, out):
             return True
         raise ConfigError(f"{run} was made with another configuration; choose another --out")
-    rounds: int = training["rounds"]
-    last = min(rounds, EarlyStop.of(training, metrics_file.read(run)).first_met or rounds)
+    last = EarlyStop.of(training, metrics_file.read(run)).last_round(training["rounds"])
     return done != last if tuned else done < last
 
 

@@ -48,15 +48,12 @@ class EarlyStop:
     Args:
         config: None: the run never ends early.
         lines: of metrics.csv, in order.
-
-    Attributes:
-        first_met: the first round after which the run ends, even if its lines go on by another rule; None: none.
     """
 
     def __init__(self, config: EarlyStopConfig | None = None, lines: Iterable[Mapping[str, str | int]] = ()) -> None:
         self._config = config
         self._best, self._best_round, self._last_round, self._column = math.nan, 0, 0, ""
-        self.first_met: int | None = None
+        self._first_met: int | None = None
         for line in lines:
             self.add(line)
 
@@ -76,13 +73,17 @@ class EarlyStop:
         value, self._last_round = float(text), int(line["round"])
         if self._best_round == 0 or self._is_improvement(value, self._config):
             self._best, self._best_round = value, self._last_round
-        if self.first_met is None and self.met:
-            self.first_met = self._last_round
+        if self._first_met is None and self.met:
+            self._first_met = self._last_round
 
     @property
     def met(self) -> bool:
         """Whether the run ends after the last line."""
         return self._config is not None and self._last_round - self._best_round >= self._config.patience
+
+    def last_round(self, rounds: int) -> int:
+        """The round after which a run of at most `rounds` ends, even if the lines go on, by another rule."""
+        return min(rounds, self._first_met or rounds)
 
     @property
     def why(self) -> str:

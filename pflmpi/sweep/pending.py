@@ -132,7 +132,7 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
     if done > rounds:
         problem = f"{run} has reached round {done}, but training.rounds is {rounds} now; use another --out"
         return RunState("other", problem=problem)
-    last = min(rounds, _find_early_end(run, config, done) or rounds)
+    last = _find_last_round(run, config, done)
     if done > last:
         problem = f"{run} has reached round {done}, and training.stop ends it after round {last} now; use another --out"
         return RunState("other", problem=problem)
@@ -150,21 +150,22 @@ def _explain_lost_checkpoints(run: Path) -> str:
     )
 
 
-def _find_early_end(run: Path, config: Config, done: int) -> int | None:
-    """The round after which `training.stop` ends a run with a checkpoint of round `done`; None if it goes on."""
-    if config.training.stop is None:
-        return None
+def _find_last_round(run: Path, config: Config, done: int) -> int:
+    """The round after which a run with a checkpoint of round `done` ends, also by `training.stop`."""
+    training = config.training
+    if training.stop is None:
+        return training.rounds
     try:
-        return EarlyStop(config.training.stop, verify.metrics(run, None).lines[:done]).first_met
+        return EarlyStop(training.stop, verify.metrics(run, None).lines[:done]).last_round(training.rounds)
     except CheckpointError:
-        return None  # resuming restores the metrics, and finds that nothing is left to do
+        return training.rounds  # resuming restores the metrics, and finds that nothing is left to do
 
 
 def explain_unfinished(task: CellTask, config: Config, out: Path) -> str:
     """Why a run whose process ended with 0 is not complete, e.g. if its launcher has started no rank; "" if it is."""
     run = task.cell.run(out)
     done = max(run_folder.rounds(run), default=0)
-    if done == task.rounds or _find_early_end(run, config, done) == done:
+    if done in (task.rounds, _find_last_round(run, config, done)):
         return ""
     return f"ended with 0 and {done} of {task.rounds} rounds: the launcher has started no rank, or has lost it"
 
