@@ -23,7 +23,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, choose_judging_column, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.outside import is_reference
-from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.runtime.config import DATA_PATHS, FREE_ON_RESUME
 from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import pluralize, short_repr
 
@@ -264,7 +264,7 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
 
     Missing keys have their defaults, as in `sweep`. Code that only `before` names is not loaded.
     """
-    files = {key: (by_key(before).get(key), by_key(now).get(key)) for key in _FILES}
+    files = {key: (by_key(before).get(key), by_key(now).get(key)) for key in DATA_PATHS}
     if changes := {key: paths for key, paths in files.items() if _are_other_files(*paths)}:
         return changes
     changes = find_differences(_list_fixed_settings(before), _list_fixed_settings(now))
@@ -276,9 +276,6 @@ def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     with suppress(ConfigError):
         return find_differences(*(_list_fixed_settings(parse(raw).resolved()) for raw in (before, now)))
     return changes
-
-
-_FILES = ("data.path", "partition.path")
 
 
 def _are_other_files(old: Any, new: Any) -> bool:
@@ -306,7 +303,7 @@ def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, last: int) -> 
     if not path.exists():
         return f"{path} is missing; put it back from a copy"
     for key, (old, new) in _find_changes(yaml_file.read(path), cell.raw).items():
-        remedy = "sweep again, which compares their content" if key in _FILES else "sweep into another --out"
+        remedy = "sweep again, which compares their content" if key in DATA_PATHS else "sweep into another --out"
         values = f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table"
         return f"{values}; change the table back, or {remedy}"
     if change := find_different_option(run.config, cell.raw):

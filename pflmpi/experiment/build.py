@@ -197,7 +197,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
             f"evaluation.unseen = {config.evaluation.unseen} with data.normalize = pixel, which computes with the "
             "samples of all clients; choose standard, which leaves unseen ones out"
         )
-    division = hold_out_clients(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
+    division = divide(config, federation)
     dataset = standardise_on_trained(division) if config.data.normalize == "standard" else federation.dataset
     n = division.trained.num_clients
     bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
@@ -207,6 +207,11 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
     return experiment.with_executor(config.runtime)
+
+
+def divide(config: Config, federation: Federation) -> Division:
+    """Divides the clients into those that train and those of `evaluation.unseen`."""
+    return hold_out_clients(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
 
 
 def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, device: torch.device) -> Task:

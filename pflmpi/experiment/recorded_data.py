@@ -13,13 +13,10 @@ from pflmpi.config import stored
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
 from pflmpi.data import load
-from pflmpi.data.unseen import hold_out_clients
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.experiment.build import load_federation
-from pflmpi.rng import stream
+from pflmpi.experiment.build import divide, load_federation
+from pflmpi.runtime.config import DATA_PATHS
 from pflmpi.store import config_file
-
-_FILES = ("data.path", "partition.path")
 
 
 def check_hash(run: Path, name: str, what: str, digest: str) -> None:
@@ -48,13 +45,13 @@ def check_data(run: Path, config: Config, changed: Collection[str]) -> None:
         changed: the options that differ between the run and the configuration, by dotted key.
     """
     times = [*_read_change_times(config)]
-    if not ({*_FILES, "data.root"} & {*changed} or max(times, default=0) >= _read_start(run)):
+    if not ({*DATA_PATHS, "data.root"} & {*changed} or max(times, default=0) >= _read_start(run)):
         return
     try:
         data, partition = _read_digests(_Sources.of(config, times))
     except UserError as error:
         before, now = by_key(stored.read(run)), by_key(config.resolved())
-        for key in _FILES:
+        for key in DATA_PATHS:
             old, new = (str(options.get(key)) for options in (before, now))
             if Path(old).name != Path(new).name:
                 raise CheckpointError(f"{key} = {old} in {run}, {new} now, which cannot be read: {error}") from error
@@ -91,8 +88,7 @@ def _read_digests(sources: _Sources) -> tuple[str, str]:
         if config.partition.path is None:
             return load(config.data, config.seed, config.runtime.cache).digest, ""
         federation = load_federation(config)
-        division = hold_out_clients(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
-        return federation.dataset.digest, division.digest
+        return federation.dataset.digest, divide(config, federation).digest
 
 
 def _read_change_times(config: Config) -> Iterator[int]:

@@ -147,17 +147,18 @@ class RuntimeConfig(BaseModel):
 
 LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
+DATA_PATHS = ("data.path", "partition.path")  # files may move: the content is checked by its hash
+
 # A resumed run may change these; the other keys affect results.
 FREE_ON_RESUME = {
     *("runtime.transport", "runtime.device", "runtime.gpus", "runtime.gpu_memory", "runtime.mixed_gpus"),
     "runtime.between_gpus",
     *("runtime.timeout", "runtime.spare", "runtime.server", "runtime.state", "runtime.scratch", "runtime.cache"),
     "runtime.client_errors",  # decides whether a run goes on; completed rounds are the same with both values
-    "data.path",  # the content is checked by its hash
+    *DATA_PATHS,
     "data.resident",
     "data.root",  # the content is checked by its hash
     "model.check",  # decides whether a run starts
-    "partition.path",  # the content is checked by its hash
     "training.rounds",
     "training.stop",
     "checkpoint.every",
