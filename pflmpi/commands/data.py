@@ -137,7 +137,7 @@ def _describe_data(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
     from pflmpi.data.dataset import describe_unscaled, standardise
     from pflmpi.data.own_files import has_unclear_channels
 
-    x, names = dataset.images, dataset.class_names or dataset.written_labels
+    x, names = dataset.images, dataset.own_class_names
     standard = None if has_unclear_channels(x, layout) else standardise(dataset)
     labels = dataset.labels if dataset.task_kind.classes else np.empty(0, np.int64)
     classes, counts = np.unique(labels, return_counts=True)

@@ -48,6 +48,11 @@ class Dataset:
         return self.num_classes if self.task_kind.classes else 1
 
     @property
+    def own_class_names(self) -> tuple[str, ...]:
+        """[K], the names of the classes in the user's own data, or else its labels; () for a dataset of the package."""
+        return self.class_names or self.written_labels
+
+    @property
     def label_numbers(self) -> tuple[str, ...]:
         """[K], the labels as they stand in the user's own file if they are numbers, or else 0 to K - 1."""
         if self.written_labels and to_numbers(np.array(self.written_labels)).dtype.kind == "f":

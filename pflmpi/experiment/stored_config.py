@@ -124,8 +124,7 @@ def class_names(experiment: Experiment) -> tuple[str, ...]:
     data, dataset = experiment.config.data, experiment.federation.dataset
     if not dataset.task_kind.classes:
         return ("all samples",)
-    built_in = CLASS_NAMES.get(data.name, ()) if data.path is None else ()
-    return dataset.class_names or dataset.written_labels or built_in
+    return dataset.own_class_names or (CLASS_NAMES.get(data.name, ()) if data.path is None else ())
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:

@@ -27,7 +27,7 @@ def draw_samples(dataset: Dataset, path: Path) -> None:
 
 
 def _chart_samples(dataset: Dataset) -> Spec:
-    classes, class_names = np.unique(dataset.labels)[:_MOST_CLASSES].tolist(), _name_classes(dataset)
+    classes, class_names = np.unique(dataset.labels)[:_MOST_CLASSES].tolist(), dataset.own_class_names
     images = dataset.images.ndim == 4 and dataset.images.dtype == np.uint8
     rows: list[Spec] = []
     for label in classes:
@@ -72,17 +72,12 @@ def _encode_png(sample: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _name_classes(dataset: Dataset) -> tuple[str, ...]:
-    """Returns the names [K] of the classes of the user's own data, or else their labels."""
-    return dataset.class_names or dataset.written_labels
-
-
 def _chart_clients(dataset: Dataset) -> Spec:
     """A heat map of the samples of each client and class."""
     assert dataset.writers is not None
     counts = np.zeros((int(dataset.writers.max()) + 1, dataset.num_classes), np.int64)
     np.add.at(counts, (dataset.writers, dataset.labels), 1)
-    shown, class_names = counts[:_MOST_CLIENTS, :_MOST_CLASSES], _name_classes(dataset)
+    shown, class_names = counts[:_MOST_CLIENTS, :_MOST_CLASSES], dataset.own_class_names
     rows = [
         {"client": client, "class": class_names[label], "samples": int(value)}
         for (client, label), value in np.ndenumerate(shown)
