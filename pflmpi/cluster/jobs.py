@@ -380,11 +380,15 @@ def _as_submitted(job: Job, submission: Submission | None) -> Job:
     return replace(job, log=job.log or log, requeues=submission.requeues, planned_memory=submission.memory)
 
 
+def is_scaling_experiment(folder: Path) -> bool:
+    return (folder / "scale.yaml").exists()
+
+
 def list_job_folders(folder: Path) -> list[Path]:
     """A folder, and those in it that name jobs: the runs of a sweep, or the points of a scaling experiment."""
     folder = folder.resolve()
     cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
-    points = folder.glob("ranks-*/jobs.txt") if (folder / "scale.yaml").exists() else ()
+    points = folder.glob("ranks-*/jobs.txt") if is_scaling_experiment(folder) else ()
     return [*(path.parent for path in [*sorted(cells), *points]), folder]
 
 

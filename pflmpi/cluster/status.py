@@ -102,7 +102,7 @@ def describe_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"  {line}" for line in (format_progress(state, None) if state else ()))
         for text, log in ends if state is None or not state.done else ():
             yield from _format_end(text, log)
-    elif _is_scaling_experiment(folder) and not cells:
+    elif slurm.is_scaling_experiment(folder) and not cells:
         yield f"{folder}: a scaling experiment, of which no run has begun"
     elif not cells:
         raise no_run_error(folder)
@@ -139,10 +139,6 @@ def no_run_error(folder: Path) -> ConfigError:
         f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
         "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
     )
-
-
-def _is_scaling_experiment(folder: Path) -> bool:
-    return (folder / "scale.yaml").exists()
 
 
 def _describe_cells(cells: Sequence[Path], sweep: Path, ends: Sequence[tuple[str, Path]]) -> Iterator[str]:
@@ -271,7 +267,7 @@ def describe_as_json(target: Path | str | None, environ: Mapping[str, str]) -> d
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
         if runs == [target] and state is None and not jobs and not find_last_errors(target):
-            if not _is_scaling_experiment(target):
+            if not slurm.is_scaling_experiment(target):
                 raise no_run_error(target)
             runs = []
     elif target is not None:
