@@ -57,7 +57,7 @@ class Moon(FedAvg):
             )
 
     def init_client(self, task: Task) -> Tree:
-        last = only(task.of_client(SERVER).init(), ("body", "stats"))  # read once there is a last model
+        last = only(task.of_client(SERVER).init(), ("body", "stats"))  # of no client: unread until it has trained
         return {**super().init_client(task), "last": last, "trained": torch.tensor(0.0)}
 
     def newcomer(self, task: Task) -> Newcomer | CannotJoin:

@@ -129,10 +129,7 @@ def test_a_folder_stands_for_its_runs_and_what_is_none_is_refused(tmp_path, capf
 
 
 def test_slurm_is_not_asked_about_runs_that_no_job_has_written(tmp_path, monkeypatch):
-    def no_answer(environ):
-        raise jobs.NoAnswer("squeue: down")
-
-    monkeypatch.setattr(jobs, "query_queue", no_answer)
+    monkeypatch.setattr(jobs, "query_queue", lambda environ: pytest.fail("asked"))
     begin(tmp_path, 9)
     assert main(["watch", str(tmp_path), "--every", "0.05"]) == 3
 
