@@ -242,6 +242,16 @@ def test_a_rule_of_ones_own_is_part_of_the_run(tmp_path):
         quick_run.resume(tmp_path / "one", ("training.rounds=4",))
 
 
+def test_a_rule_that_is_edited_during_a_run_stays_what_it_was(tmp_path):
+    code = tmp_path / "rules.py"
+    code.write_text(OWN)
+    rule = participation(selection=f"{code}:mine")
+    before = rule.participants(2)
+    code.write_text(OWN.replace("[-count:]", "[:count]"))
+    assert np.array_equal(rule.participants(2), before)
+    assert not np.array_equal(participation(selection=f"{code}:mine").participants(2), before)
+
+
 def test_a_trace_that_has_changed_is_another_run(tmp_path, monkeypatch):
     trace = tmp_path / "trace.csv"
     trace.write_text("round,client\n" + "".join(f"{round},{round % 5}\n{round},6\n" for round in range(1, 6)))
