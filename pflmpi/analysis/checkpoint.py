@@ -108,6 +108,11 @@ class Checkpoint:
         """Names of the classes [K]; [] if the run recorded none."""
         return [str(name) for name in json.loads(str(self.attributes.get("class_names", "[]")))]
 
+    @property
+    def client_names(self) -> list[str]:
+        """Names of the clients in the user's own data [N]; [] if it has none."""
+        return [str(name) for name in json.loads(str(self.attributes.get("client_names", "[]")))]
+
     @cached_property
     def attributes(self) -> Mapping[str, str | int | float]:
         """Attributes of the round file: the configuration, the algorithm, descriptions of the arrays."""

@@ -28,6 +28,7 @@ def build_client_columns(checkpoint: Checkpoint) -> Columns:
     columns: Columns = {
         "round": np.full(len(clients), checkpoint.number),
         "client": clients,
+        **({"client_name": np.array(names, object)} if (names := checkpoint.client_names) else {}),
         "participant": np.isin(clients, [] if participants is None else participants),
         "train_samples": checkpoint.partition["train_samples"],
         "test_samples": checkpoint.partition["test_samples"],

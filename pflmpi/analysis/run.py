@@ -247,10 +247,10 @@ class Run:
         """A line for each client and round that has a checkpoint; NaN where a client has no value.
 
         Always there: `round`, `client`, `participant` (whether it trained), `train_samples`, `test_samples`,
-        `up_bytes`, `down_bytes`. If the run has them: `correct`, `accuracy`, `test_loss`, `f1`, `train_loss`; the same
-        with `validation_` (and `validation_samples`) and with `trained_` (after local training, before the server
-        answers); `round_seconds` (of the whole round); `diagnostic_...` for each diagnostic with a number for each
-        client, such as its cluster.
+        `up_bytes`, `down_bytes`. If the run has them: `client_name` (in the user's own data); `correct`, `accuracy`,
+        `test_loss`, `f1`, `train_loss`; the same with `validation_` (and `validation_samples`) and with `trained_`
+        (after local training, before the server answers); `round_seconds` (of the whole round); `diagnostic_...` for
+        each diagnostic with a number for each client, such as its cluster.
 
         Args:
             rounds: None for all.

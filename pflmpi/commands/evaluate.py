@@ -16,6 +16,7 @@ from pflmpi.text import format_csv, format_decimal
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
+    from pflmpi.data.dataset import Dataset
     from pflmpi.experiment.build import Experiment
     from pflmpi.runtime.counts import Counts
 
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
     from pflmpi.analysis.run import read_run
+    from pflmpi.experiment import evaluation
     from pflmpi.experiment.restore import reopen
     from pflmpi.experiment.stored_config import class_names
 
@@ -74,16 +76,26 @@ def run(options: argparse.Namespace) -> int:
     opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
     experiment = reopen(opened.path, options.overrides, changed_code=options.changed_code)
-    counts = _test_clients(experiment, opened.path, round.number, options)
+    other = None if options.data is None else evaluation.read_other_data(options.data, experiment.config.data)
+    counts = _test_clients(experiment, opened.path, round.number, other, options)
     samples = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
     samples += ", after local training" * options.after_training
     names = class_names(experiment) or [str(label) for label in range(counts.hits.shape[1])]
-    _show(counts, f"{options.run}, round {round.number}, {samples}", names)
+    client_names = _client_names(experiment, other, options.unseen)
+    _show(counts, f"{options.run}, round {round.number}, {samples}", names, client_names)
     if (prefix := _recorded_prefix(options)) is not None:
         print(_compare_with_recorded(round, counts, prefix), end="")
     if options.out is not None:
-        _write(options.out, counts, names)
+        _write(options.out, counts, names, client_names)
     return 0
+
+
+def _client_names(experiment: "Experiment", other: "Dataset | None", unseen: bool) -> Sequence[str]:
+    """The names [N] of the clients that are tested; () if their data has none."""
+    if not unseen:
+        return experiment.federation.client_names
+    unseen_names = experiment.division.everyone.client_names[experiment.federation.num_clients :]
+    return unseen_names if other is None else other.written_clients
 
 
 def _recorded_prefix(options: argparse.Namespace) -> str | None:
@@ -108,12 +120,13 @@ def _check_options(options: argparse.Namespace) -> None:
     arguments.check_output(options.out, "-o", options.force)
 
 
-def _test_clients(experiment: "Experiment", run: Path, round: int, options: argparse.Namespace) -> "Counts":
-    """Test the clients, or the unseen ones, with the state after a round."""
+def _test_clients(
+    experiment: "Experiment", run: Path, round: int, other: "Dataset | None", options: argparse.Namespace
+) -> "Counts":
+    """Test the clients, or the unseen ones, with the state after a round; with other data, on that."""
     from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation
 
-    other = None if options.data is None else evaluation.read_other_data(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
     experiment = evaluation.replace_test_samples(experiment, options.split, other, options.unseen)
@@ -123,7 +136,7 @@ def _test_clients(experiment: "Experiment", run: Path, round: int, options: argp
         return evaluation.count_trained(experiment, run, round, update, options.after_training)
 
 
-def _show(counts: "Counts", title: str, class_names: Sequence[str]) -> None:
+def _show(counts: "Counts", title: str, class_names: Sequence[str], client_names: Sequence[str]) -> None:
     """Show the measures over all clients, of each class, and of the first clients."""
     from rich.table import Table
 
@@ -143,9 +156,10 @@ def _show(counts: "Counts", title: str, class_names: Sequence[str]) -> None:
     if counts.by_class:
         terminal.print(classes)
     columns = _client_columns(counts)
-    clients = Table("client", *(name.replace("f1_macro", "macro F1") for name in columns))
+    headings = [name.replace("f1_macro", "macro F1") for name in columns]
+    clients = Table("client", *(["name"] if client_names else []), *headings)
     for client, values in list(enumerate(zip(*columns.values(), strict=True)))[:_MOST_SHOWN]:
-        clients.add_row(str(client), *map(_text, columns, values))
+        clients.add_row(str(client), *client_names[client : client + 1], *map(_text, columns, values))
     terminal.print(clients)
     if (more := len(counts.samples) - _MOST_SHOWN) > 0:
         terminal.print(f"... and {more} more clients; -o FILE writes them all")
@@ -172,16 +186,16 @@ def _compare_with_recorded(round: "Checkpoint", counts: "Counts", prefix: str) -
     return f"{what}; was it computed on another device?\n"
 
 
-def _write(path: Path, counts: "Counts", class_names: Sequence[str]) -> None:
-    """Write a line for each client: its measures, and its accuracy in each class."""
+def _write(path: Path, counts: "Counts", class_names: Sequence[str], client_names: Sequence[str]) -> None:
+    """Write a line for each client: its name if it has one, its measures, and its accuracy in each class."""
     from pflmpi.runtime.counts import divide_or_nan
 
     by_class = divide_or_nan(counts.hits, counts.total[:, : counts.hits.shape[1]])  # [N, K]
     classes = [f"accuracy_class_{class_names[label]}" for label in range(by_class.shape[1])]
     columns = _client_columns(counts)
-    lines: list[list[Any]] = [["client", *columns, *classes]]
+    lines: list[list[Any]] = [["client", *(["client_name"] if client_names else []), *columns, *classes]]
     for client, values in enumerate(zip(*columns.values(), strict=True)):
-        lines.append([client, *values, *by_class[client]])
+        lines.append([client, *client_names[client : client + 1], *values, *by_class[client]])
     with atomic.explain_write_error(path, "choose another -o"):
         atomic.write(path, format_csv(lines).encode())
 

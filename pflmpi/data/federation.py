@@ -52,6 +52,16 @@ class Federation:
         return len(self.train)
 
     @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """[N], names of the clients in the user's own data; () if it names none, or the partition mixes them."""
+        writers, names = self.dataset.writers, self.dataset.written_clients
+        if writers is None or not names:
+            return ()
+        numbers = [np.unique(writers[samples]) for samples in self.train]
+        one_each = len(np.unique(np.concatenate(numbers))) == self.num_clients and max(map(len, numbers)) == 1
+        return tuple(names[number[0]] for number in numbers) if one_each else ()
+
+    @cached_property
     def num_train(self) -> np.ndarray:
         """Training samples of each client, int64 [N]."""
         return _lengths(self.train)

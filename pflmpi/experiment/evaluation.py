@@ -271,14 +271,12 @@ def _client_names(other: Dataset, division: Division) -> list[str]:
     dataset = division.trained.dataset
     if dataset.writers is None or not dataset.written_clients:
         return [str(number) for number in division.numbers]
-    writers = [np.unique(dataset.writers[samples]) for samples in division.everyone.train]
-    names = [dataset.written_clients[ids[0]] for ids in writers if len(ids) == 1]
-    if len({*names}) < len(writers):
+    if not division.everyone.client_names:
         raise ConfigError(
             f"--data {other.name} says whose its samples are, and the clients of the run are not those of its own "
             f"data: its partition mixes them{_TEST_ON_ALL}"
         )
-    return names
+    return [*division.everyone.client_names]
 
 
 def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:

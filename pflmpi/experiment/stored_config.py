@@ -80,6 +80,7 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
         "class_names": list(class_names(experiment)),
+        **({"client_names": list(names)} if (names := experiment.federation.client_names) else {}),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
         **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # those in modules.h5
     }

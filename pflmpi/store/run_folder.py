@@ -21,7 +21,16 @@ from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import short_repr
 
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and dtype of a client's arrays, by path
-JSON = ("versions", "code", "unseen", "fork", "class_names", "personal", "diagnostics")  # attributes with JSON text
+JSON = (  # attributes with JSON text
+    "versions",
+    "code",
+    "unseen",
+    "fork",
+    "class_names",
+    "client_names",
+    "personal",
+    "diagnostics",
+)
 _AT_ONCE = 1 << 28  # bytes of clients' rows in memory
 
 

@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, log_loss
 
 import quick_run
 from every_algorithm import TESTED, every_algorithm
-from pflmpi import tree
+from pflmpi import open_run, tree
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
@@ -156,6 +156,33 @@ def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
     quick_run.run(raw, tmp_path / "mixed")
     assert quick_run.command(["evaluate", str(tmp_path / "mixed"), "--data", str(tmp_path / "same.npz")]) == 2
     assert "the clients of the run are not those of its own data" in capfd.readouterr().err
+
+
+def test_clients_are_called_by_the_names_in_their_data(tmp_path, capsys):
+    names = np.array(["ann", "bob", "eve", "zoe"])
+    x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
+    np.savez(tmp_path / "my.npz", x=x, y=y, client=np.repeat(names, 20))
+    np.savez(tmp_path / "new.npz", x=x, y=y, client=np.repeat(["yan", "xi"], 40))
+    raw = quick_run.settings(partition={"name": "writers", "clients": None}, model="logistic", algorithm="local")
+    raw["data"], raw["evaluation"] = {"path": str(tmp_path / "my.npz")}, {"unseen": 0.25}
+    quick_run.run(raw, tmp_path / "run")
+    (left_out,) = open_run(tmp_path / "run").recorded["unseen"]
+    kept = [name for name in names if name != names[left_out]]
+    assert open_run(tmp_path / "run").clients_table([2])["client_name"].tolist() == kept
+
+    def evaluated_names(*words):
+        return [line["client_name"] for line in evaluated(tmp_path / "run", *words)]
+
+    capsys.readouterr()
+    assert evaluated_names() == kept
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in kept) and names[left_out] not in shown
+    assert evaluated_names("--unseen") == [names[left_out]]
+    assert evaluated_names("--unseen", "--data", str(tmp_path / "new.npz")) == ["xi", "yan"]
+    raw["partition"] = {"name": "iid", "clients": 4}
+    quick_run.run(raw, tmp_path / "mixed")
+    assert "client_name" not in evaluated(tmp_path / "mixed")[0], "no client of the run is one of the data"
+    assert "client_name" not in open_run(tmp_path / "mixed").clients_table()
 
 
 def test_clients_without_names_are_those_of_the_same_number(tmp_path, capfd):
