@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -21,17 +21,14 @@ class EarlyStopConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    metric: Annotated[
-        str,
-        Field(
-            description="column of metrics.csv that is watched, also of a measure, such as auroc_mean, of validation "
-            "samples where there are some; of losses and errors lower is better, of the rest higher"
-        ),
-    ]
-    patience: Annotated[int, Field(ge=1, description="rounds without improvement after which the run ends")]
-    min_delta: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="only a change by more than this is an improvement")
-    ] = 0.0
+    metric: str = Field(
+        description="column of metrics.csv that is watched, also of a measure, such as auroc_mean, of validation "
+        "samples where there are some; of losses and errors lower is better, of the rest higher"
+    )
+    patience: int = Field(ge=1, description="rounds without improvement after which the run ends")
+    min_delta: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="only a change by more than this is an improvement"
+    )
 
     @field_validator("metric")
     @classmethod

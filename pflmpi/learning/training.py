@@ -40,107 +40,86 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rounds: Annotated[int, Field(ge=0, description="communication rounds")] = 30
-    stop: Annotated[
-        EarlyStopConfig | None, Field(description="end before the last round once a metric no longer improves")
-    ] = None
-    participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
-    selection: Annotated[
-        str,
-        Field(
-            description="who takes part: uniform, by_samples, round_robin, ./my_file.py:function, or a .csv file with "
-            "the columns round and client"
-        ),
-    ] = "uniform"
-    dropout: Annotated[
-        float, Field(ge=0, lt=1, description="probability that a client which was drawn does not take part after all")
-    ] = 0.0
-    step_seconds: Annotated[
-        float | None,
-        Field(gt=0, allow_inf_nan=False, description="simulated seconds of a local step, their median over clients"),
-    ] = None
-    step_spread: Annotated[
-        float,
-        Field(ge=0, le=10, description="of step_seconds over clients, whose logarithm has this standard deviation"),
-    ] = 0.0
-    deadline: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            allow_inf_nan=False,
-            description="simulated seconds of a round: a slower client takes fewer steps, or no part; null: any number",
-        ),
-    ] = None
+    rounds: int = Field(30, ge=0, description="communication rounds")
+    stop: EarlyStopConfig | None = Field(None, description="end before the last round once a metric no longer improves")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that train in a round")
+    selection: str = Field(
+        "uniform",
+        description="who takes part: uniform, by_samples, round_robin, ./my_file.py:function, or a .csv file with "
+        "the columns round and client",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a client which was drawn does not take part after all"
+    )
+    step_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="simulated seconds of a local step, their median over clients"
+    )
+    step_spread: float = Field(
+        0.0, ge=0, le=10, description="of step_seconds over clients, whose logarithm has this standard deviation"
+    )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="simulated seconds of a round: a slower client takes fewer steps, or no part; null: any number",
+    )
     without_clients: Annotated[
         tuple[int, ...],
         PlainSerializer(list),  # as in YAML
         Field(description="ids of clients that never train: a round that draws one goes on without it"),
     ] = ()
-    epochs: Annotated[int, Field(ge=0, le=1_000_000, description="local epochs per round")] = 1
-    steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="local steps per round, instead of epochs")] = (
-        None
+    epochs: int = Field(1, ge=0, le=1_000_000, description="local epochs per round")
+    steps: int | None = Field(None, ge=1, le=1_000_000, description="local steps per round, instead of epochs")
+    batch_size: int = Field(10, ge=1, description="samples per step")
+    micro_batch: int | None = Field(
+        None, ge=1, description="samples at once of a larger batch, whose gradients are accumulated; null: all"
     )
-    batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
-    micro_batch: Annotated[
-        int | None,
-        Field(ge=1, description="samples at once of a larger batch, whose gradients are accumulated; null: all"),
-    ] = None
-    drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
-    schedule: Annotated[
-        Literal["exponential", "constant", "cosine", "step"], Field(description="how learning rates fall over rounds")
-    ] = "exponential"
-    lr_decay: Annotated[
-        float,
-        Field(gt=0, le=1, description="factor on learning rates after every round, or (step) every `decay_rounds`"),
-    ] = 1.0
-    decay_rounds: Annotated[
-        int | None,
-        Field(ge=1, description="step: rounds from one fall to the next; cosine: rounds of the fall, null for all"),
-    ] = None
-    decay_floor: Annotated[float, Field(ge=0, le=1, description="cosine: the factor on learning rates at its end")] = (
-        0.0
+    drop_last: bool = Field(False, description="leave out the last batch of an epoch when it is not full")
+    lr: float = Field(0.01, gt=0, allow_inf_nan=False, description="learning rate of the first round")
+    schedule: Literal["exponential", "constant", "cosine", "step"] = Field(
+        "exponential", description="how learning rates fall over rounds"
     )
-    decay_by: Annotated[
-        Literal["rounds", "participations"],
-        Field(description="what the schedule counts: rounds, or those in which the client itself took part"),
-    ] = "rounds"
-    warmup: Annotated[int, Field(ge=0, description="rounds of linear rise before the schedule begins")] = 0
-    optimizer: Annotated[Literal["sgd", "adam", "adamw"], Field(description="what takes the local steps")] = "sgd"
-    momentum: Annotated[
-        float, Field(ge=0, lt=1, description="of sgd; the buffer starts at zero every round, unless keep_optimizer")
-    ] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of gradients")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of their squares")] = (
-        0.999
+    lr_decay: float = Field(
+        1.0, gt=0, le=1, description="factor on learning rates after every round, or (step) every `decay_rounds`"
     )
-    epsilon: Annotated[
-        float, Field(gt=0, allow_inf_nan=False, description="of adam and adamw: added to the root of that mean")
-    ] = 1e-8
-    keep_optimizer: Annotated[
-        bool, Field(description="clients keep momentum or moments between rounds, instead of starting at zero")
-    ] = False
-    weight_decay: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="L2 weight decay; apart from the gradient with adamw")
-    ] = 0.0
-    clip_norm: Annotated[
-        float | None, Field(gt=0, allow_inf_nan=False, description="largest norm of a client's gradient; null: any")
-    ] = None
-    label_smoothing: Annotated[
-        float, Field(ge=0, lt=1, description="share of each training label that is spread over all classes")
-    ] = 0.0
-    precision: Annotated[
-        Literal["fp32", "bf16", "tf32"],
-        Field(description="arithmetic of forward and backward passes; parameters stay float32 (tf32: CUDA only)"),
-    ] = "fp32"
-    init: Annotated[
-        Literal["shared", "per_client"],
-        Field(description="initial weights of what clients keep: the same for all, or one draw each"),
-    ] = "shared"
-    bn: Annotated[
-        Literal["average", "local"],
-        Field(description="batch-norm statistics: averaged with the weights, or kept local"),
-    ] = "average"
+    decay_rounds: int | None = Field(
+        None, ge=1, description="step: rounds from one fall to the next; cosine: rounds of the fall, null for all"
+    )
+    decay_floor: float = Field(0.0, ge=0, le=1, description="cosine: the factor on learning rates at its end")
+    decay_by: Literal["rounds", "participations"] = Field(
+        "rounds", description="what the schedule counts: rounds, or those in which the client itself took part"
+    )
+    warmup: int = Field(0, ge=0, description="rounds of linear rise before the schedule begins")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="what takes the local steps")
+    momentum: float = Field(
+        0.0, ge=0, lt=1, description="of sgd; the buffer starts at zero every round, unless keep_optimizer"
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="of adam and adamw: decay of the mean of gradients")
+    beta2: float = Field(0.999, ge=0, lt=1, description="of adam and adamw: decay of the mean of their squares")
+    epsilon: float = Field(
+        1e-8, gt=0, allow_inf_nan=False, description="of adam and adamw: added to the root of that mean"
+    )
+    keep_optimizer: bool = Field(
+        False, description="clients keep momentum or moments between rounds, instead of starting at zero"
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="L2 weight decay; apart from the gradient with adamw"
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="largest norm of a client's gradient; null: any"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of each training label that is spread over all classes"
+    )
+    precision: Literal["fp32", "bf16", "tf32"] = Field(
+        "fp32", description="arithmetic of forward and backward passes; parameters stay float32 (tf32: CUDA only)"
+    )
+    init: Literal["shared", "per_client"] = Field(
+        "shared", description="initial weights of what clients keep: the same for all, or one draw each"
+    )
+    bn: Literal["average", "local"] = Field(
+        "average", description="batch-norm statistics: averaged with the weights, or kept local"
+    )
 
     @field_validator("without_clients", mode="before")
     @classmethod

@@ -13,7 +13,7 @@ so that no bit depends on which others are computed with them.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,26 +37,19 @@ class UplinkConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    clip: Annotated[
-        float | None,
-        Field(gt=0, allow_inf_nan=False, description="largest L2 norm of the change that a client sends in a round"),
-    ] = None
-    noise: Annotated[
-        float | None,
-        Field(gt=0, allow_inf_nan=False, description="standard deviation of Gaussian noise on each value, over clip"),
-    ] = None
-    top_k: Annotated[
-        float | None,
-        Field(
-            gt=0, lt=1, description="share of the values that are sent, the largest; the others wait with the client"
-        ),
-    ] = None
-    quantise: Annotated[
-        Literal[4, 8, 16] | None, Field(description="bits of a value, rounded at random without bias")
-    ] = None
-    delta: Annotated[
-        float | None, Field(gt=0, lt=1, description="of the differential privacy that noise gives; null: 1 / clients")
-    ] = None
+    clip: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="largest L2 norm of the change that a client sends in a round"
+    )
+    noise: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="standard deviation of Gaussian noise on each value, over clip"
+    )
+    top_k: float | None = Field(
+        None, gt=0, lt=1, description="share of the values that are sent, the largest; the others wait with the client"
+    )
+    quantise: Literal[4, 8, 16] | None = Field(None, description="bits of a value, rounded at random without bias")
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="of the differential privacy that noise gives; null: 1 / clients"
+    )
 
     @property
     def chosen(self) -> dict[str, float]:

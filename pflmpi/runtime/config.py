@@ -1,6 +1,6 @@
 """The sections `evaluation`, `checkpoint`, `output` and `runtime` of a configuration."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -10,29 +10,26 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: Annotated[int, Field(ge=1, description="rounds from one evaluation to the next; the last is always one")] = 1
-    absent: Annotated[
-        Literal["latest", "last_received"],
-        Field(description="what a client that did not train is tested with: the newest reply, or the last it received"),
-    ] = "latest"
-    when: Annotated[
-        Literal["before", "both"],
-        Field(description="clients are tested with the message of the round, before they train; both: after it, too"),
-    ] = "before"
-    batch_size: Annotated[int, Field(ge=1, description="samples per forward pass outside training")] = 256
-    unseen: Annotated[
-        float, Field(ge=0, lt=1, description="share of the clients kept out of training, to be tested as newcomers")
-    ] = 0.0
-    unseen_updates: Annotated[
-        int, Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains")
-    ] = 1
-    measures: Annotated[
-        list[str] | None,
-        Field(
-            description="what is measured besides, such as auroc, balanced_accuracy, calibration_error, or "
-            "./my_file.py:function; each has columns NAME_mean, NAME_weighted and NAME_bottom; null: as data.task says"
-        ),
-    ] = None
+    every: int = Field(1, ge=1, description="rounds from one evaluation to the next; the last is always one")
+    absent: Literal["latest", "last_received"] = Field(
+        "latest",
+        description="what a client that did not train is tested with: the newest reply, or the last it received",
+    )
+    when: Literal["before", "both"] = Field(
+        "before", description="clients are tested with the message of the round, before they train; both: after it, too"
+    )
+    batch_size: int = Field(256, ge=1, description="samples per forward pass outside training")
+    unseen: float = Field(
+        0.0, ge=0, lt=1, description="share of the clients kept out of training, to be tested as newcomers"
+    )
+    unseen_updates: int = Field(
+        1, ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains"
+    )
+    measures: list[str] | None = Field(
+        None,
+        description="what is measured besides, such as auroc, balanced_accuracy, calibration_error, or "
+        "./my_file.py:function; each has columns NAME_mean, NAME_weighted and NAME_bottom; null: as data.task says",
+    )
 
 
 class CheckpointConfig(BaseModel):
@@ -40,8 +37,8 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: Annotated[int, Field(ge=1, description="rounds from one checkpoint to the next; the last is always one")] = 1
-    keep: Annotated[int, Field(ge=0, description="how many of the newest checkpoints stay on disk; 0 for all")] = 3
+    every: int = Field(1, ge=1, description="rounds from one checkpoint to the next; the last is always one")
+    keep: int = Field(3, ge=0, description="how many of the newest checkpoints stay on disk; 0 for all")
 
 
 def _as_dicts(trackers: list[Any]) -> list[dict[str, Any]]:
@@ -54,13 +51,12 @@ class OutputConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    trackers: Annotated[
-        list[Any],
-        Field(description="who gets the metrics too: tensorboard, wandb, mlflow, file.py:Class, {name: ..., options}"),
-    ] = []
-    events: Annotated[
-        bool, Field(description="a line for each round, checkpoint, warning, start and end in RUN/events.jsonl")
-    ] = False
+    trackers: list[Any] = Field(
+        [], description="who gets the metrics too: tensorboard, wandb, mlflow, file.py:Class, {name: ..., options}"
+    )
+    events: bool = Field(
+        False, description="a line for each round, checkpoint, warning, start and end in RUN/events.jsonl"
+    )
 
     @field_validator("trackers")
     @classmethod
@@ -86,63 +82,53 @@ class RuntimeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    transport: Annotated[
-        Literal["auto", "inprocess", "mpi", "torch"], Field(description="auto: found from how the run was started")
-    ] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
-    gpus: Annotated[int | None, Field(ge=1, description="GPUs to use on each node; null for all")] = None
-    gpu_memory: Annotated[
-        float, Field(gt=0, le=1, description="share of each GPU's memory for this run, where several runs share GPUs")
-    ] = 1.0
-    between_gpus: Annotated[
-        Literal["auto", "host"],
-        Field(description="large messages: by NCCL or MPI from GPU to GPU where all ranks can; host: through the host"),
-    ] = "auto"
-    mixed_gpus: Annotated[
-        Literal["refuse", "allow"],
-        Field(description="GPUs of several models, or of another one than a run began on; allow gives up equal bits"),
-    ] = "refuse"
-    executor: Annotated[
-        Literal["auto", "loop", "lanes"],
-        Field(description="client by client, or many clients in one call; auto chooses by device and model"),
-    ] = "auto"
-    lanes: Annotated[
-        int | None,
-        Field(ge=1, description="clients of which those that take part share a call; null chooses by participants"),
-    ] = None
-    state: Annotated[
-        Literal["memory", "disk"],
-        Field(description="where the state of clients lives that have trained; disk: in a mapped file, not in memory"),
-    ] = "memory"
-    cache: Annotated[
-        str | None,
-        Field(description="folder for what ranks of a node share of a dataset; null: pflmpi-UID below TMPDIR"),
-    ] = None
-    scratch: Annotated[
-        str | None, Field(description="folder of that file, such as $TMPDIR on a node's own disk; null: the run's")
-    ] = None
-    threads: Annotated[int, Field(ge=1, le=1024, description="CPU threads of each rank")] = 1
-    timeout: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=2_000_000,  # 23 days; poll() counts milliseconds in 31 bits
-            description="seconds a rank waits for the others; null: 3600 in the first round of each start, then 20 of "
-            "the longest rounds, at least 600",
-        ),
-    ] = None
-    spare: Annotated[
-        float,
-        Field(ge=0, le=2_000_000, description="seconds left for the last checkpoint before a batch job's time limit"),
-    ] = 30.0
-    server: Annotated[
-        Literal["auto", "shared", "dedicated"],
-        Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
-    ] = "auto"
-    client_errors: Annotated[
-        Literal["stop", "skip"],
-        Field(description="a client's update raises or is not finite; skip counts the client as absent in that round"),
-    ] = "stop"
+    transport: Literal["auto", "inprocess", "mpi", "torch"] = Field(
+        "auto", description="auto: found from how the run was started"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+    gpus: int | None = Field(None, ge=1, description="GPUs to use on each node; null for all")
+    gpu_memory: float = Field(
+        1.0, gt=0, le=1, description="share of each GPU's memory for this run, where several runs share GPUs"
+    )
+    between_gpus: Literal["auto", "host"] = Field(
+        "auto", description="large messages: by NCCL or MPI from GPU to GPU where all ranks can; host: through the host"
+    )
+    mixed_gpus: Literal["refuse", "allow"] = Field(
+        "refuse", description="GPUs of several models, or of another one than a run began on; allow gives up equal bits"
+    )
+    executor: Literal["auto", "loop", "lanes"] = Field(
+        "auto", description="client by client, or many clients in one call; auto chooses by device and model"
+    )
+    lanes: int | None = Field(
+        None, ge=1, description="clients of which those that take part share a call; null chooses by participants"
+    )
+    state: Literal["memory", "disk"] = Field(
+        "memory",
+        description="where the state of clients lives that have trained; disk: in a mapped file, not in memory",
+    )
+    cache: str | None = Field(
+        None, description="folder for what ranks of a node share of a dataset; null: pflmpi-UID below TMPDIR"
+    )
+    scratch: str | None = Field(
+        None, description="folder of that file, such as $TMPDIR on a node's own disk; null: the run's"
+    )
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of each rank")
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        le=2_000_000,
+        description="seconds a rank waits for the others; null: 3600 in the first round of each start, then 20 of "
+        "the longest rounds, at least 600",
+    )
+    spare: float = Field(
+        30.0, ge=0, le=2_000_000, description="seconds left for the last checkpoint before a batch job's time limit"
+    )
+    server: Literal["auto", "shared", "dedicated"] = Field(
+        "auto", description="whether rank 0 computes clients too; auto: dedicated with one client per rank"
+    )
+    client_errors: Literal["stop", "skip"] = Field(
+        "stop", description="a client's update raises or is not finite; skip counts the client as absent in that round"
+    )
 
 
 LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
