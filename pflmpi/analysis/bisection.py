@@ -1,5 +1,6 @@
 """The first round, client and array in which two runs differ, and the settings in which they differ."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,14 +58,8 @@ def bisect(first: Run, second: Run) -> Bisection:
     figures, last = _find_first_differing_metrics(first, second), len(common) - 1
     if not differs(last):
         return Bisection(common[last], None, figures)
-    low, high = -1, last  # common[low] is the same, common[high] differs
-    while high - low > 1:
-        middle = (low + high) // 2
-        if differs(middle):
-            high = middle
-        else:
-            low = middle
-    return Bisection(common[low] if low >= 0 else None, common[high], figures)
+    place = bisect_left(range(last), True, key=differs)
+    return Bisection(common[place - 1] if place else None, common[place], figures)
 
 
 def _find_first_differing_metrics(first: Run, second: Run) -> int | None:

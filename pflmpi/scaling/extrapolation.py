@@ -95,14 +95,10 @@ def plot_extrapolations(named: dict[str, Results], to: int) -> list[Curves]:
     Raises:
         ConfigError: see `check`.
     """
-    several = len(named) > 1
-    return [
-        _plot_extrapolation(results, to, f"_{number}" if several else "", name)
-        for number, (name, results) in enumerate(named.items(), 1)
-    ]
+    return [_plot_extrapolation(results, to, name, len(named) > 1) for name, results in named.items()]
 
 
-def _plot_extrapolation(results: Results, to: int, ending: str, name: str) -> Curves:
+def _plot_extrapolation(results: Results, to: int, name: str, several: bool) -> Curves:
     points, law = results.measured, fit(results, to)
     counts = np.unique(np.geomspace(points[0].ranks, to, _POINTS).round().astype(int))
     values, low, high = np.array([law.seconds(int(count)) for count in counts]).T
@@ -110,8 +106,8 @@ def _plot_extrapolation(results: Results, to: int, ending: str, name: str) -> Cu
     ranks = np.array([point.ranks for point in points], np.float64)
     seconds = np.array([point.seconds for point in points])
     return Curves(
-        name=f"{EXTRAPOLATION}{ending}",
-        title=f"Extrapolation to {to} ranks{f': {name}' if ending else ''}",
+        name=EXTRAPOLATION,
+        title=f"Extrapolation to {to} ranks{f': {name}' if several else ''}",
         caption=f"Markers: measured. Dashed: Amdahl's law fitted to them, with its 95 % interval; "
         f"{summary(law, to, points[-1].ranks)}.",
         x_label="ranks",

@@ -24,11 +24,7 @@ _WIDE = 8  # if the largest number of ranks is this many times the smallest, the
 
 def plot_figures(named: Mapping[str, Results]) -> list[Plot | Missing]:
     """All figures; each shows all experiments by name, except the parts of a round, which have one for each."""
-    several = len(named) > 1
-    parts = [
-        _plot_parts(results, f"_{number}" if several else "", name)
-        for number, (name, results) in enumerate(named.items(), 1)
-    ]
+    parts = [_plot_parts(results, name, len(named) > 1) for name, results in named.items()]
     return [_plot_seconds(named), _plot_speed_up(named), *parts, _plot_memory(named), _plot_bytes(named)]
 
 
@@ -59,11 +55,11 @@ def _plot_speed_up(named: Mapping[str, Results]) -> Curves:
     return _plot_over_ranks(named, curves, "speed_up", "Speed-up", caption, "speed-up")
 
 
-def _plot_parts(results: Results, ending: str, name: str) -> Stack:
+def _plot_parts(results: Results, name: str, several: bool) -> Stack:
     points = results.measured
     return Stack(
-        name=f"split{ending}",
-        title=f"Where the seconds go{f': {name}' if ending else ''}",
+        name="split",
+        title=f"Where the seconds go{f': {name}' if several else ''}",
         caption="Means over all rounds that count. Compute (local training), evaluation and waiting for the slowest "
         "rank are means over the ranks that compute; checkpoint is the time for which training stopped for one; "
         "exchange is the rest: messages, the server's update, reports of the ranks.",

@@ -223,7 +223,7 @@ def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
     shown, other, none = plot_partitions(runs, 3)
     a, b, c, d = (one.label for one in runs)
     assert isinstance(shown, Matrices) and (shown.name, shown.title) == ("partition", f"The partition of {a}, {b}")
-    assert isinstance(other, Matrices) and (other.name, other.title) == ("partition_2", f"The partition of {c}")
+    assert isinstance(other, Matrices) and (other.name, other.title) == ("partition", f"The partition of {c}")
     assert other.panels[0].values[0, 0] == 4
     assert isinstance(none, Missing) and none.title == f"The partition of {d}"
     first, *others = plot_partitions(runs, 1)

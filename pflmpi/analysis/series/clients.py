@@ -139,10 +139,7 @@ def plot_against_local(runs: Sequence[NamedRun]) -> list[Curves | Missing]:
             plots.append((local, _plot_gains(local, gains_over, choose_measure(runs))))
     if len(plots) == 1:
         return [plots[0][1]]
-    return [
-        replace(plot, title=f"{_AGAINST}: {local.label}", name=plot.name + (f"_{number}" if number > 1 else ""))
-        for number, (local, plot) in enumerate(plots, 1)
-    ]
+    return [replace(plot, title=f"{_AGAINST}: {local.label}") for local, plot in plots]
 
 
 def _plot_gains(local: NamedRun, gains: Sequence[tuple[NamedRun, np.ndarray]], measure: MainMeasure) -> Curves:

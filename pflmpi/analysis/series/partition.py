@@ -59,8 +59,6 @@ def plot_partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Miss
             plots.append(Missing(title, f"{most} partitions are shown"))
             continue
         plot = plot_partition(owners[0].run)
-        if isinstance(plot, Matrices) and number > 1:
-            plot = replace(plot, name=f"{plot.name}_{number}")
         plots.append(replace(plot, title=title))
     return plots
 
