@@ -12,6 +12,7 @@ import torch
 
 import pflmpi
 from pflmpi import outside, tree
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, find_differences, override
@@ -20,7 +21,8 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.outside_code import find_code_changes, is_weights, use_moved_files
 from pflmpi.learning import diagnostics, personal
-from pflmpi.learning.task import HOST
+from pflmpi.learning.personal import NotAModel, Personal
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.packing import to_numpy
 from pflmpi.models.built_module import are_equal, read_state_dict
 from pflmpi.models.torch_module import ModuleArchitecture
@@ -78,13 +80,21 @@ def attributes(experiment: Experiment, recorded: Mapping[str, Any]) -> dict[str,
         "algorithm_class": f"{type(algorithm).__module__}:{type(algorithm).__qualname__}",
         "summary": algorithm.summary,
         "paper": algorithm.paper,
-        "personal": personal.to_json(algorithm.personal(task)),
+        "personal": personal.to_json(_describe_personal(algorithm, task)),
         "class_names": list(class_names(experiment)),
         **({"client_names": list(names)} if (names := experiment.federation.client_names) else {}),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
         **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # those in modules.h5
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def _describe_personal(algorithm: Algorithm, task: Task) -> Personal:
+    """Returns how the model of a client is put together from a checkpoint, which has it as it is before `adapt`."""
+    expression, kind = algorithm.personal(task), type(algorithm)
+    if kind.adapt is Algorithm.adapt or kind.predict is not Algorithm.predict or isinstance(expression, NotAModel):
+        return expression
+    return NotAModel("a model that it adapts before a test", nearest=expression)
 
 
 def _modules(experiment: Experiment) -> list[int]:

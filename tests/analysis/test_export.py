@@ -16,6 +16,7 @@ import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.fedper import FedPer
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import read_client_state_dict, to_module_names
 from pflmpi.analysis.personal_module import PersonalModule
@@ -24,10 +25,14 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
+from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Kept, NotAModel, Received
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
 from pflmpi.store import run_folder
+from pflmpi.tree import Tree, leaf, part
 
 CASES = {
     **every_algorithm(),
@@ -135,6 +140,21 @@ def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choos
     assert "a client of Newcomer predicts with what it likes best, which is not one model" in said
     assert "--leaf: classes, friends, mine, picked, seen, trust" in said and "--server" in said
     assert not (tmp_path / "m.npz").exists()
+
+
+def test_a_model_that_is_adapted_before_a_test_is_in_no_checkpoint(tmp_path, capfd):
+    class Adapting(FedPer):
+        def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+            head = part(client, "head")
+            return {"head": {"weight": -leaf(head, "weight"), "bias": leaf(head, "bias")}}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALGORITHMS._objects, "adapting", Adapting)
+        quick_run.run(quick_run.settings(algorithm="adapting", training={"rounds": 1}), tmp_path / "run")
+    words = ["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "m.npz")]
+    assert main(words) == 2
+    assert "predicts with a model that it adapts before a test, which is not one model" in capfd.readouterr().err
+    assert main([*words, "--leaf", "head"]) == 0
 
 
 def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(finished, tmp_path, monkeypatch, capfd):
