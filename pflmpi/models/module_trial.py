@@ -300,6 +300,8 @@ class _Trial:
             z = body.call({**leaves, **state_leaves}, key, True, self._x)
             if replace:
                 body.install({name: value * torch.nan for name, value in values.items()} | state_leaves)
+            if not z.requires_grad:  # as of a body under torch.no_grad()
+                return [torch.zeros_like(leaf) for leaf in leaves.values()]
             return list(torch.autograd.grad(z.square().sum(), list(leaves.values()), materialize_grads=True))
 
         if not values:

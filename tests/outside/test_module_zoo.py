@@ -713,6 +713,19 @@ class Detached(Base):
         self.second = nn.Linear(6, 6)
 
 
+class Probed(Base):
+    """A linear probe of features that have no gradient."""
+
+    def body(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().body(x)
+
+
+class FrozenProbed(Probed):
+    def make(self) -> None:
+        self.first.requires_grad_(False)
+
+
 class Idle(Base):
     def make(self) -> None:
         self.second = nn.Linear(6, 6)
@@ -740,7 +753,7 @@ TRAINED = [
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
-    Detached, Idle, Routed,
+    Detached, Probed, FrozenProbed, Idle, Routed,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
@@ -896,7 +909,7 @@ def check_as_plain(kind, raw, folder, optimizer="sgd"):
             move = float((after[name].double() - before[name].double()).abs().max())
             assert apart <= 1e-6 + 1e-3 * move, f"{path} of client {client} is off by {apart}, and moves by {move}"
             moved += move > 0
-        assert moved > 2
+        assert moved > 1
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
