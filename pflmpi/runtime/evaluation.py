@@ -11,6 +11,7 @@ from itertools import starmap
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.messages.downlink import Reply
@@ -22,6 +23,7 @@ from pflmpi.runtime.counts import Counts, count_results, predict_batches, sort_b
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches, cumcount
 from pflmpi.runtime.executors.transfers import download_all, run_pipelined, upload
+from pflmpi.tree import Tree
 
 _MIN_BATCH = 32  # samples of a batch; more if clients have more on average
 _MAX_SAMPLES = 2**15  # samples whose scores are on the host at a time
@@ -55,7 +57,10 @@ def evaluate_trained(executor: Executor, population: Population, reply: Reply, u
 
     def begin(group: ClientGroup, up: Messages) -> Callable[[], Counts]:
         down = reply.for_clients(group, executor.algorithm.predicts_with)
-        received = executor.algorithm.after_training(executor.task(group), down, up)
+        reads: dict[str, Tensor | Tree] = {"down": {**down}, "up": {**up}}
+        first, ids = executor.first_test, group.tolist()
+        with calling(executor.algorithm, "after_training", round, ids, reads=reads, first=first):
+            received = executor.algorithm.after_training(executor.task(group), down, up)
         return executor.evaluate(group, population.get(group), received, round)
 
     return collect_counts(executor, [group for group, _ in ups], starmap(begin, ups))

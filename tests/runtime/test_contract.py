@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch._functorch import vmap
 from torch.nn import functional as F
 
@@ -497,6 +498,33 @@ def test_nor_in_lanes(what, tmp_path, monkeypatch):
     with pytest.raises(AlgorithmError, match=r"Changing.client_update \(round.* in place") as caught:
         run_changing(CHANGES[what][0], "lanes", tmp_path / "run", monkeypatch)
     assert "runtime.executor" not in str(caught.value)  # no way out
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_nor_by_a_prediction(executor, tmp_path, monkeypatch):
+    class Predicting(FedPer):
+        def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+            tree.at(client, "head/bias").add_(torch.arange(10.0))
+            return super().predict(task, client, down, x)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "predicting", Predicting)
+    raw = quick_run.settings(algorithm={"name": "predicting"}, runtime={"executor": executor, "lanes": 3})
+    with pytest.raises(AlgorithmError, match=r"Predicting.predict .* changes client/head/bias in place"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_nor_what_is_tested_after_training(executor, tmp_path, monkeypatch):
+    class Testing(FedPer):
+        def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
+            leaf_of(up).mul_(0.9)
+            return super().after_training(task, down, up)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "testing", Testing)
+    runtime, evaluation = {"executor": executor, "lanes": 3}, {"when": "both"}
+    raw = quick_run.settings(algorithm={"name": "testing"}, runtime=runtime, evaluation=evaluation)
+    with pytest.raises(AlgorithmError, match=r"Testing.after_training .* changes up/body/body/fc1/bias in place"):
+        quick_run.run(raw, tmp_path / "run")
 
 
 def test_copies_may_be_changed(tmp_path, monkeypatch):

@@ -69,7 +69,8 @@ class Lanes(Executor):
 
         scores = []
         ids, batch, first = clients.tolist(), self.eval_batch, self.first_test
-        predicting = calling(self.algorithm, "predict", round, ids, in_lanes=True, batch=batch, first=first)
+        reads: dict[str, Tensor | Tree] = {"client": state, "down": {**received}}
+        predicting = calling(self.algorithm, "predict", round, ids, True, reads=reads, batch=batch, first=first)
         with torch.no_grad(), predicting:
             for step in range(images.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": images[:, step]}
