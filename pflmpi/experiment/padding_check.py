@@ -40,7 +40,7 @@ def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
 
 
 def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
-    """Returns why an algorithm from outside the package cannot be computed in lanes; "" where it can.
+    """Returns why an algorithm or a model from outside the package cannot be computed in lanes; "" where it can.
 
     Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.
 
@@ -48,7 +48,8 @@ def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
     """
-    if not outside.is_from_outside(type(algorithm)):
+    own_models = any(isinstance(task.architecture, ModuleArchitecture) for task in tasks)
+    if not own_models and not outside.is_from_outside(type(algorithm)):
         return ""
     try:
         problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
@@ -82,11 +83,12 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
     padding and a further batch that is all padding. Both must give the same bits; where they do not, each change is
     tried by itself. An algorithm from outside is also tried with more blank padding, and must agree within rounding.
     """
-    name = f"{type(algorithm).__name__}.client_update"
+    own = outside.is_from_outside(type(algorithm))
+    name = f"{type(algorithm).__name__}.client_update" if own else f"the training of model {task.architecture.name}"
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     if not _different_bits(blank, _update(algorithm, task, client, filled=True, steps=2)):
-        if not outside.is_from_outside(type(algorithm)):
+        if not own:
             return ""
         if paths := _beyond_rounding(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
             return (
@@ -100,10 +102,9 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
         ("a batch of padding with images and labels in it", True, 2),
     ):
         if paths := _different_bits(blank, _update(algorithm, task, client, filled, steps)):
-            return (
-                f"{name} depends on {what}: {', '.join(paths[:3])} differ; average losses over real samples "
-                "(pflmpi.learning.client: cross_entropy, average, or Batch.padding)"
-            )
+            helpers = "pflmpi.learning.client: cross_entropy, average, or Batch.padding"
+            advice = f"; average losses over real samples ({helpers})" if own else ""
+            return f"{name} depends on {what}: {', '.join(paths[:3])} differ{advice}"
     return ""
 
 

@@ -726,6 +726,16 @@ class FrozenProbed(Probed):
         self.first.requires_grad_(False)
 
 
+class Summed(Base):
+    """A sum of embeddings, whose gradient adds up rows in an order that depends on all indices of the batch."""
+
+    def make(self) -> None:
+        self.first = nn.EmbeddingBag(18, 6, mode="sum")
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.first(((x + 1) * 8).long().clamp(0, 17))
+
+
 class Idle(Base):
     def make(self) -> None:
         self.second = nn.Linear(6, 6)
@@ -927,6 +937,15 @@ def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(kind, tmp
     assert quick_run.run(settings(kind, runtime={"executor": "loop"}), tmp_path / "2") == digest
     with pytest.raises(ConfigError, match=f"model {kind.__name__} in lanes: .*runtime.executor = 'loop'"):
         quick_run.run(settings(kind, runtime={"executor": "lanes"}), tmp_path / "3")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_module_whose_bits_depend_on_padding_is_computed_in_a_loop_or_refused_in_lanes(tmp_path, caplog):
+    quick_run.run(settings(Summed, runtime={"executor": "auto"}), tmp_path / "1")
+    assert "the training of model Summed depends on images and labels in the padding" in caplog.text
+    assert stored_config(tmp_path / "1", ()).runtime.executor == "loop"
+    with pytest.raises(ConfigError, match=r"the training of model Summed depends on .* set runtime.executor to loop"):
+        quick_run.run(settings(Summed, runtime={"executor": "lanes"}), tmp_path / "2")
 
 
 def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path):
