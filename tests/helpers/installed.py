@@ -112,8 +112,8 @@ def environment_with(package, folder):
     return {**_CLEAN, **libraries, "PATH": os.pathsep.join(paths), "VIRTUAL_ENV": str(folder)}
 
 
-def install(package, environment):
+def install(package, environment, *options):
     """Install a wheel or the source of a package into a virtual environment, without a network."""
     words = ["--python", str(environment / "bin" / "python"), "install", "--no-deps", "--no-index"]
-    done = processes.call([*_PIP, *words, "--no-build-isolation", str(package)], env=_CLEAN)
+    done = processes.call([*_PIP, *words, "--no-build-isolation", *options, str(package)], env=_CLEAN)
     assert done.returncode == 0, done.stderr

@@ -27,6 +27,7 @@ Commands: compare, list, sweep, plan, doctor, report, export, inspect, evaluate,
 
 import os
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -35,7 +36,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import pflmpi
-from installed import OutsideWorld, sdist_of, wheel_of
+import processes
+from installed import OutsideWorld, environment_with, install, sdist_of, wheel_of
 from outside_world import CONFIGURATIONS
 from pflmpi.analysis.run import open_run
 from pflmpi.store import run_folder
@@ -165,6 +167,15 @@ def test_a_source_distribution_makes_the_same_wheel(wheel, tmp_path):
     for found in files:
         found.pop(next(name for name in found if name.endswith("/RECORD")))
     assert files[0] == files[1]
+
+
+def test_a_checkout_to_be_edited_is_found_from_the_folder_that_holds_it(wheel, tmp_path):
+    source = shutil.copytree(wheel.parent / "source", tmp_path / "pflmpi", symlinks=True)
+    environment = environment_with(wheel, tmp_path / "environment")
+    install(source, tmp_path / "environment", "--editable")
+    show = "import pflmpi, sys; sys.stdout.write(pflmpi.__file__)"
+    done = processes.call(["python", "-c", show], env=environment, cwd=tmp_path)
+    assert done.stdout == str(source / "pflmpi" / "__init__.py"), done.stderr
 
 
 def test_the_documentation_comes_with_it(world):
