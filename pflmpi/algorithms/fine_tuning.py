@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -42,13 +40,6 @@ class FineTuned(WeightedSharedParts):
         frozen = {"model": (), "head": ("body",), "body": ("head",)}[self.fine_tuned]
         start = self.whole(client, down[self.message])
         return train(task, start, data.passes["fine_tuning"], model_loss(task), data.learning_rate, frozen=frozen)
-
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(client, x)
-
-    def personal(self, task: Task) -> Personal:
-        nearest = Merge((Received(self.message), Kept()))
-        return NotAModel("a model that it fine-tunes on its own data", nearest=nearest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from pflmpi.algorithms.base import TRAINED_PARTS, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss
-from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Direction, Phase, alternate, gradient, step, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -102,9 +101,3 @@ class PerFedAvg(FedAvg):
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         phase = Phase(model_loss(task), TRAINED_PARTS, self.inner_lr, plain=True)
         return alternate(task, {**down["model"], **client}, data.passes["adapt"], [phase])
-
-    def personal(self, task: Task) -> Personal:
-        return NotAModel("the shared model after a step on its own data", Merge((Received("model"), Kept())))
-
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(client, x)

@@ -248,7 +248,7 @@ def test_a_part_is_fine_tuned_where_there_are_two_or_refused_before_the_start(fi
 def test_export_says_why_there_is_no_one_model(tmp_path, capfd):
     quick_run.run(settings(), tmp_path / "run")
     code = main(["export", str(tmp_path / "run"), "--client", "2", "-o", str(tmp_path / "client.npz")])
-    assert code == 2 and "a model that it fine-tunes on its own data" in capfd.readouterr().err
+    assert code == 2 and "a model that it adapts before a test" in capfd.readouterr().err
 
 
 def test_probe_and_report_know_it(tmp_path):
