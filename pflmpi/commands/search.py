@@ -154,15 +154,18 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
         tuned: whether it is one of the final test: then a run with other settings, or more rounds, counts as left. A
             trial with other settings is refused unless it has diverged; it may have more rounds, from a later step.
     """
-    from pflmpi.analysis.table import is_run_of_cell
+    from pflmpi.analysis.run import read_run
+    from pflmpi.analysis.table import find_different_option, is_run_of_cell
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
     run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
-    if done and not is_run_of_cell(cell, out):
+    change = find_different_option(read_run(run).config, cell.raw) if done else ""
+    if change or (done and not is_run_of_cell(cell, out)):
         if tuned or _has_diverged(cell, out):
             return True
-        raise ConfigError(f"{run} was made with another configuration; choose another --out")
+        where = f": {change} in the trial" if change else ""
+        raise ConfigError(f"{run} was made with another configuration{where}; move it away, or choose another --out")
     last = EarlyStop.of(training, metrics_file.read(run)).last_round(training["rounds"])
     return done != last if tuned else done < last
 

@@ -213,6 +213,16 @@ def test_tests_of_the_best_trials_with_other_rounds_or_settings_run_anew(tmp_pat
     assert not any(_is_left(cell, out, tuned=True) for cell in cells)
 
 
+def test_a_run_in_the_folder_of_a_trial_counts_only_with_the_settings_of_that_trial(tmp_path):
+    path, out = write(tmp_path, seeds=[2], rows={"Local": {"algorithm": {"name": "local"}}}), tmp_path / "trials"
+    (cell,) = list_cells(load(path), [], None)
+    made(cell, out, 3, lr=0.2)  # a copy of another trial's run
+    cell.config(out).write_text(yaml.safe_dump(cell.raw))
+    with pytest.raises(ConfigError, match=r"training.lr = 0.2 in the run, 0.1 in the trial; move it away"):
+        _is_left(cell, out)
+    assert _is_left(cell, out, tuned=True)
+
+
 def entry(row, values, seeds=2):
     mean = Value(np.mean(values))
     return Entry(row, "few", mean, mean, None, None, len(values), seeds, 0, 0, "", values=values)
