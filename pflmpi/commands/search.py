@@ -171,9 +171,11 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
 
 
 def _rounds_done(cell: "Cell", out: Path) -> int:
-    from pflmpi.store import run_folder
+    """The round up to which a checkpoint vouches for the metrics of a run."""
+    from pflmpi.store import verify
 
-    return max(run_folder.rounds(cell.run(out)), default=0)
+    newest = verify.verify_newest_attributes(cell.run(out))
+    return 0 if newest is None else int(newest["round"])
 
 
 def _has_diverged(cell: "Cell", out: Path) -> bool:

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,19 @@ def test_a_run_in_the_folder_of_a_trial_counts_only_with_the_settings_of_that_tr
     with pytest.raises(ConfigError, match=r"training.lr = 0.2 in the run, 0.1 in the trial; move it away"):
         _is_left(cell, out)
     assert _is_left(cell, out, tuned=True)
+
+
+def test_a_trial_whose_newest_checkpoint_is_damaged_runs_its_unvouched_rounds_again(tmp_path):
+    path, out = write(tmp_path, seeds=[2], rows={"Local": {"algorithm": {"name": "local"}}}), tmp_path / "trials"
+    (cell,) = list_cells(load(path), [], None)
+    made(cell, out, 3)
+    before = [line["validation_accuracy_mean"] for line in metrics_file.read(cell.run(out))]
+    os.truncate(cell.run(out) / "round_00003.h5", 1000)
+    head, end, last = (file := cell.run(out) / "metrics.csv").read_text().rstrip().rpartition("\n")
+    file.write_text(head + end + last.replace(before[2], "0.9999") + "\n")
+    options = argparse.Namespace(submit=None, ranks=1, jobs=1, debug=False)
+    assert _is_left(cell, out) and _complete(options, path, out, [cell], trials=True) == 0
+    assert [line["validation_accuracy_mean"] for line in metrics_file.read(cell.run(out))] == before
 
 
 def entry(row, values, seeds=2):
