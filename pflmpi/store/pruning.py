@@ -64,13 +64,13 @@ def choose_files_to_prune(run: Path, every: int | None, keep: int) -> tuple[list
         keep: number of newest rounds to keep too, at least 1.
 
     Raises:
-        CheckpointError: a round to keep is damaged; every byte of the newest one is read.
+        CheckpointError: a round to keep is damaged; every byte of them is read.
     """
     present = rounds(run)
     kept = [round for round in present if (every and round % every == 0) or round in present[-keep:]]
     needed: set[str] = set()
     for round in kept:
-        if problems := verify.checkpoint(run, round, whole=round == present[-1]):
+        if problems := verify.checkpoint(run, round, whole=True, intact={run / name for name in needed}):
             what = f"round {round}, which would stay, is damaged: {'; '.join(problems.values())}"
             raise CheckpointError(f"{what}; nothing was deleted; restore its files from a copy")
         needed.update(read_layout(run, round).files)

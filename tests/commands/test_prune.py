@@ -83,6 +83,17 @@ def test_a_running_run_a_damaged_one_and_wrong_numbers_are_refused(run, capfd):
     assert sizes(run).keys() == before.keys()
 
 
+def test_nothing_is_deleted_where_an_older_round_that_would_stay_is_damaged(run, capfd):
+    before, shard = sizes(run), run / "shards/round_00006_rank_000.h5"
+    assert f"shards/{shard.name}" not in run_folder.read_layout(run, ROUNDS).files
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert main(["prune", str(run), "--every", "6"]) == 2
+    assert f"round 6, which would stay, is damaged: {shard}" in capfd.readouterr().err
+    assert sizes(run) == before
+
+
 def test_nothing_outside_of_the_run_is_deleted(run, tmp_path, capfd):
     outside = shutil.copytree(run / "shards", tmp_path / "outside")
     needed = run_folder.read_layout(run, ROUNDS).files
