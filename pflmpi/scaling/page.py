@@ -175,7 +175,7 @@ def write_page(
         latex = [
             line
             for name, results in named.items()
-            for line in (f"% {name}", *format_tabular(*format_table(results)), "")
+            for line in (*(f"% {text}" for text in (name, *results.notes)), *format_tabular(*format_table(results)), "")
         ]
         (out / _LATEX_TABLE).write_text("\n".join(latex), encoding="utf-8")
     return problems
@@ -200,7 +200,7 @@ def _build_section(name: str, results: Results) -> Section:
     text = (
         f"{scaling.mode}: {TITLES[scaling.mode]}; {' on '.join(parts)}; {scaling.repeats} runs each, medians of "
         f"{scaling.rounds - WARM_UP} rounds; seconds per round and bytes. A point with other bits, or a run that "
-        "failed, stands out."
+        f"failed, stands out.{''.join(f' {note}.' for note in results.notes)}"
     )
     return Section(name, text, table=PageTable(columns, rows, wrong=wrong))
 

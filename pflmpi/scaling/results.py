@@ -31,11 +31,13 @@ class MeasuredRun:
     Attributes:
         record: its hardware, versions and digest.
         columns: columns of its metrics, each [rounds], without the warm-up.
+        notes: what no checkpoint confirms of its metrics.
     """
 
     planned: ScaleRun
     record: records.Record
     columns: Mapping[str, np.ndarray]
+    notes: Sequence[str]
 
     @cached_property
     def parts(self) -> dict[str, np.ndarray]:
@@ -151,6 +153,11 @@ class Results:
             failures.append(f"results differ between ranks or repeats on {', '.join(differing)} ranks")
         return failures
 
+    @property
+    def notes(self) -> list[str]:
+        """What no checkpoint confirms of the measured runs."""
+        return [f"{run.planned.name}: {note}" for point in self.points for run in point.runs for note in run.notes]
+
 
 def read_results(out: Path) -> Results:
     """Reads the results of the experiment in a folder.
@@ -167,7 +174,7 @@ def read_results(out: Path) -> Results:
     for planned in runs(scaling):
         ranks, record = planned.ranks, records.read(planned.record(out))
         if records.is_measured(planned, out):
-            measured[ranks].append(MeasuredRun(planned, record, _read_measured_rounds(planned, out, scaling.rounds)))
+            measured[ranks].append(_read_measured_run(planned, out, record, scaling.rounds))
             digests.setdefault((scaling.threads(ranks), scaling.clients(ranks)), record["digest"])
         else:
             problems[ranks][planned.repeat] = str(record.get("problem", ""))
@@ -179,14 +186,14 @@ def read_results(out: Path) -> Results:
     return Results(out, scaling, points)
 
 
-def _read_measured_rounds(planned: ScaleRun, out: Path, rounds: int) -> dict[str, np.ndarray]:
-    """The columns of the metrics of a run, without the warm-up."""
-    metrics = parse_columns(verify.metrics(planned.run(out), rounds))
-    if len(metrics["round"]) <= WARM_UP:
+def _read_measured_run(planned: ScaleRun, out: Path, record: records.Record, rounds: int) -> MeasuredRun:
+    metrics = verify.metrics(planned.run(out), rounds)
+    columns = parse_columns(metrics)
+    if len(columns["round"]) <= WARM_UP:
         raise CheckpointError(
             f"{planned.run(out)} has lost its rounds; delete {planned.record(out)}, and measure it again"
         )
-    return {name: values[WARM_UP:] for name, values in metrics.items()}
+    return MeasuredRun(planned, record, {name: values[WARM_UP:] for name, values in columns.items()}, metrics.notes)
 
 
 Value = str | int | float

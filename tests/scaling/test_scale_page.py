@@ -1,11 +1,14 @@
 """The page over scaling experiments: one file, figures in four formats, several experiments over each other."""
 
 import csv
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 
+import quick_run
 import scale_folder
 from pflmpi.analysis.plots import Curves, Stack
 from pflmpi.cli import main
@@ -59,6 +62,19 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, 
     assert "Where the seconds go: other" in (tmp_path / "both" / "scale.html").read_text(), "a figure for each"
     with open(tmp_path / "both" / "figures" / "speed_up.csv", newline="") as file:
         assert {line["curve"] for line in csv.DictReader(file)} == {"strong", "other", "ideal"}
+
+
+def test_what_no_checkpoint_vouches_for_is_said_on_the_page_and_in_the_latex_table(tmp_path):
+    found = scale_folder.scaling([1], repeats=1)
+    out, run = scale_folder.measured(tmp_path / "s", found), runs(found)[0].run(tmp_path / "s")
+    shutil.rmtree(run)
+    quick_run.run(quick_run.settings(training={"rounds": scale_folder.ROUNDS}), run)
+    assert read_results(out).notes == []
+    newest = run / f"round_{scale_folder.ROUNDS:05d}.h5"
+    os.truncate(newest, 1000)
+    assert main(["report", str(out)]) == 0
+    note = "1 rank, repeat 1: metrics of round 4 are not vouched for by a checkpoint"
+    assert note in (out / "scale.html").read_text() and f"% {note}\n" in (out / "scale.tex").read_text()
 
 
 def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
