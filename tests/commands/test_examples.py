@@ -1,6 +1,8 @@
 """`pflmpi examples`: what the documentation uses, written into a folder."""
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 from pflmpi.cli import main
@@ -36,3 +38,20 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capfd):
     assert main(["examples", str(tmp_path / "file" / "below")]) == 2
     shown = capfd.readouterr().err
     assert str(tmp_path / "file") in shown and "internal error" not in shown
+
+
+def test_on_a_full_disk_nothing_is_left_and_the_same_command_writes_them_later(tmp_path, monkeypatch, capfd):
+    copy, left = shutil.copyfile, iter(range(12, 0, -1))
+
+    def copy_until_full(source, target, **options):
+        if next(left, 0) == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        return copy(source, target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", copy_until_full)
+        assert main(["examples", str(tmp_path / "ex")]) == 2
+    shown = capfd.readouterr().err
+    assert "No space left on device; free space, or choose another folder" in shown and "internal error" not in shown
+    assert [*(tmp_path / "ex").iterdir()] == []
+    assert main(["examples", str(tmp_path / "ex")]) == 0
