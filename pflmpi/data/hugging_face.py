@@ -41,12 +41,7 @@ def read_hugging_face(path: Path, label: str | list[str] | None, client: str | N
         arrow = import_module("pyarrow")
         files = _find_files(path)
         tables = [_read_file(arrow, file) for _, file in files]
-        for table, (_, file) in zip(tables, files, strict=True):
-            if table.schema != tables[0].schema:
-                columns, expected = (str(t.schema.remove_metadata()).splitlines() for t in (table, tables[0]))
-                raise ValueError(
-                    f"{file} has columns {join_truncated(columns)}, and {files[0][1]} has {join_truncated(expected)}"
-                )
+        _check_columns([file for _, file in files], tables)
         splits = np.repeat([split for split, _ in files], [table.num_rows for table in tables])
         return _to_arrays(arrow.concat_tables(tables), splits, label, client)
     except ImportError as error:
@@ -108,13 +103,33 @@ def _read_file(arrow: Any, file: Path) -> Any:
     return table
 
 
+def _check_columns(files: list[Path], tables: list[Any]) -> None:
+    """Raises `ValueError` unless all files have the same columns, and the same class names of them."""
+    known = dict[str, tuple[Path, np.ndarray]]()  # class names by column, and the file that has them
+    for file, table in zip(files, tables, strict=True):
+        if table.schema != tables[0].schema:
+            columns, expected = (str(t.schema.remove_metadata()).splitlines() for t in (table, tables[0]))
+            raise ValueError(
+                f"{file} has columns {join_truncated(columns)}, and {files[0]} has {join_truncated(expected)}"
+            )
+        for name, classes in _find_class_names(table).items():
+            first, expected_classes = known.setdefault(name, (file, classes))
+            if not np.array_equal(classes, expected_classes):
+                raise ValueError(
+                    f"column {name!r} has the classes {join_truncated(classes.tolist())} in {file}, and "
+                    f"{join_truncated(expected_classes.tolist())} in {first}; give all files the same, in one order "
+                    "(datasets: align_labels_with_mapping)"
+                )
+
+
 def _to_arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, client: str | None) -> OwnArrays:
     if not table.num_rows:
         raise ValueError("it has no samples")
     names = [name for name in table.column_names if not name.startswith("__index_level_")]  # row numbers of pandas
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"it has several columns {duplicates[0]!r}; give each a name of its own")
-    with_classes = [name for name in names if _find_class_names(table, name) is not None]
+    class_names = _find_class_names(table)
+    with_classes = [name for name in names if name in class_names]
     default_label = with_classes[0] if len(with_classes) == 1 else None
     labels, client = find_label_and_client(names, label, client, default_label)
     y = [_read_column(table, name) for name in labels]
@@ -127,27 +142,29 @@ def _to_arrays(table: Any, splits: np.ndarray, label: str | list[str] | None, cl
     x, sample_columns = _read_samples(table, others)
     if unused := sorted({*others} - {*sample_columns}):
         logger.warning("a sample is its %r; not used: %s", sample_columns[0], join_truncated(unused))
-    class_names = _find_class_names(table, labels[0]) if len(labels) == 1 else None
+    label_classes = class_names.get(labels[0]) if len(labels) == 1 else None
     return OwnArrays(
         x=x,
         y=y[0] if len(labels) == 1 else np.stack(y, 1),
         client=None if client is None else _read_column(table, client),
         test=marks.get("test"),
         validation=marks.get("validation"),
-        class_names=class_names,
-        num_classes=None if class_names is None else len(class_names),
+        class_names=label_classes,
+        num_classes=None if label_classes is None else len(label_classes),
         columns=tuple(sample_columns) if x.shape[1:] == (len(sample_columns),) else (),
         label_columns=tuple(labels),
         layout="nchw" if x.dtype == np.uint8 and x.ndim == 4 else None,  # images
     )
 
 
-def _find_class_names(table: Any, name: str) -> np.ndarray | None:
-    """Returns the class names of a column, where the dataset's metadata has them."""
+def _find_class_names(table: Any) -> dict[str, np.ndarray]:
+    """Returns the class names of the columns for which the dataset's metadata has them."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    for key in ("info", "features", name, "names"):
+    for key in ("info", "features"):
         metadata = metadata.get(key) if isinstance(metadata, dict) else None
-    return np.array(metadata, str) if isinstance(metadata, list) else None
+    features = [(name, metadata.get(name)) for name in table.column_names] if isinstance(metadata, dict) else []
+    names = {name: feature.get("names") for name, feature in features if isinstance(feature, dict)}
+    return {name: np.array(classes, str) for name, classes in names.items() if isinstance(classes, list)}
 
 
 def _read_samples(table: Any, names: list[str]) -> tuple[np.ndarray, list[str]]:

@@ -162,6 +162,14 @@ def test_splits_with_other_columns_are_refused(tmp_path):
         read_own(tmp_path)
 
 
+@pytest.mark.parametrize("write", [saved, on_the_hub])
+def test_splits_with_other_class_names_are_refused(write, tmp_path):
+    train, test = table(["cat", "fox"], x=[1, 2], label=[0, 1]), table(["cat", "dog", "fox"], x=[3], label=[2])
+    expected = "'label' has the classes cat, fox in .*train.*, and cat, dog, fox in .*test.*; give all files the same"
+    with pytest.raises(DataError, match=expected):
+        read_own(write(tmp_path / "unlike", {"train": train, "test": test}))
+
+
 def test_where_files_are_splits_a_column_called_test_is_one_of_values(tmp_path):
     part = table(test=[1.0, 0.0], age=[3.0, 4.0], label=[0, 1])
     assert read_own(on_the_hub(tmp_path / "hub", {"train": part, "test": part})).columns == ("test", "age")
