@@ -1,6 +1,7 @@
 """Reads folders of images: a folder for each class, below train/, val/ and test/ where these exist."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterable
 from io import BytesIO
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 _VALIDATION = ("val", "valid", "validation")
 _SPLITS = ("train", *_VALIDATION, "test")
+_HIDDEN = re.compile(r"\.|@eaDir$")  # names of files and folders that programs leave there; @eaDir has thumbnails
 
 
 def read_image_folder(path: Path) -> OwnArrays:
@@ -27,11 +29,11 @@ def read_image_folder(path: Path) -> OwnArrays:
     folders = [path / name for name in _SPLITS] if has_splits else [path]
     if has_splits:
         for other in sorted(path.iterdir()):
-            if other not in folders and other.is_dir() and _find_images(other.glob("*/*")):
+            if other not in folders and not _HIDDEN.match(other.name) and _find_images(other):
                 raise ValueError(
                     f"there are pictures in {other.name}/ too; move them to train/, val/ or test/, or out of it"
                 )
-    files_by_split = {folder.name: sorted(_find_images(folder.glob("*/*"))) for folder in folders}
+    files_by_split = {folder.name: _find_images(folder) for folder in folders}
     files = [file for split_files in files_by_split.values() for file in split_files]
     if not files:
         problem = f"there are no pictures in CLASS/*{{{','.join(_SUFFIXES)}}}"
@@ -41,8 +43,8 @@ def read_image_folder(path: Path) -> OwnArrays:
                 "train/0.npz and test/0.npz for client 0"
             )
         raise ValueError(problem)
-    if unread := {*_find_images(path.rglob("*"))} - {*files}:
-        logger.warning("not read: %d pictures that are not directly in the folder of a class", len(unread))
+    if unread := {file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES} - {*files}:
+        logger.warning("not read: %d pictures that are hidden, or not directly in the folder of a class", len(unread))
     splits = np.repeat(
         [name if has_splits else "train" for name in files_by_split], [*map(len, files_by_split.values())]
     )
@@ -74,8 +76,14 @@ def read_images(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
     return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
 
 
-def _find_images(files: Iterable[Path]) -> list[Path]:
-    return [file for file in files if file.suffix.lower() in _SUFFIXES]
+def _find_images(folder: Path) -> list[Path]:
+    """Finds the pictures in the folders of classes."""
+    return [file for file in _list_class_files(folder) if file.suffix.lower() in _SUFFIXES]
+
+
+def _list_class_files(folder: Path) -> list[Path]:
+    """Lists what is in the folders of classes, and not hidden."""
+    return sorted(f for f in folder.glob("*/*") if not _HIDDEN.match(f.name) and not _HIDDEN.match(f.parent.name))
 
 
 def _read_image(name: str, file: Path | BytesIO) -> np.ndarray:

@@ -552,7 +552,20 @@ def test_pictures_that_are_not_read_are_counted(sides, tmp_path, caplog):
     for unread in (*(place / "deeper" / "1.png" for place in places), tmp_path / "pets" / "2.PNG"):
         Image.new("L", (3, 3)).save(unread)
     assert len(read_own(tmp_path / "pets").labels) == len(places)
-    assert f"not read: {len(places) + 1} pictures that are not directly in the folder of a class" in caplog.text
+    assert f"not read: {len(places) + 1} pictures that are hidden, or not directly in the folder of a" in caplog.text
+
+
+@pytest.mark.parametrize("side", ["", "train"])
+def test_hidden_files_and_folders_are_no_pictures_and_no_classes(side, tmp_path, caplog):
+    from PIL import Image
+
+    for name in ("cat/0.png", "dog/0.png", ".ipynb_checkpoints/0.png", "@eaDir/0.png", "cat/._0.png"):
+        (tmp_path / ".home" / side / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (3, 3)).save(tmp_path / ".home" / side / name)
+    shutil.copytree(tmp_path / ".home" / side, tmp_path / ".home" / ".cache")
+    (tmp_path / ".home" / side / "cat" / "._0.png").write_bytes(b"attributes of a file on macOS")
+    assert read_own(tmp_path / ".home").written_labels == ("cat", "dog")
+    assert "not read: 8 pictures that are hidden" in caplog.text
 
 
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
