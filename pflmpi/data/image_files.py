@@ -13,7 +13,7 @@ from pflmpi.data.array_files import OwnArrays
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".pbm", ".pgm", ".ppm", ".tif", ".tiff")
 _VALIDATION = ("val", "valid", "validation")
 _SPLITS = ("train", *_VALIDATION, "test")
 _HIDDEN = re.compile(r"\.|@eaDir$")  # names of files and folders that programs leave there; @eaDir has thumbnails
@@ -43,8 +43,7 @@ def read_image_folder(path: Path) -> OwnArrays:
                 "train/0.npz and test/0.npz for client 0"
             )
         raise ValueError(problem)
-    if unread := {file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES} - {*files}:
-        logger.warning("not read: %d pictures that are hidden, or not directly in the folder of a class", len(unread))
+    _warn_unread(path, folders, files)
     splits = np.repeat(
         [name if has_splits else "train" for name in files_by_split], [*map(len, files_by_split.values())]
     )
@@ -79,6 +78,20 @@ def read_images(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
 def _find_images(folder: Path) -> list[Path]:
     """Finds the pictures in the folders of classes."""
     return [file for file in _list_class_files(folder) if file.suffix.lower() in _SUFFIXES]
+
+
+def _warn_unread(path: Path, folders: list[Path], files: list[Path]) -> None:
+    """Warns of pictures that are not among the files read, and of other files in the folders of classes."""
+    if unread := {file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES} - {*files}:
+        logger.warning("not read: %d pictures that are hidden, or not directly in the folder of a class", len(unread))
+    beside = (file for folder in folders for file in _list_class_files(folder) if file.is_file())
+    if others := [file.relative_to(path) for file in beside if file.suffix.lower() not in _SUFFIXES]:
+        logger.warning(
+            "not read: %d files in folders of classes, such as %s; pictures end in %s",
+            len(others),
+            others[0],
+            ", ".join(_SUFFIXES),
+        )
 
 
 def _list_class_files(folder: Path) -> list[Path]:

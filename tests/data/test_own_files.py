@@ -568,6 +568,20 @@ def test_hidden_files_and_folders_are_no_pictures_and_no_classes(side, tmp_path,
     assert "not read: 8 pictures that are hidden" in caplog.text
 
 
+def test_pictures_of_all_usual_suffixes_are_read_and_files_of_others_counted(tmp_path, caplog):
+    from PIL import Image
+
+    for name, mode, kind in (("cat/0.png", "RGB", "png"), ("cat/0.pbm", "1", "ppm"), ("fox/0.JFIF", "RGB", "jpeg")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new(mode, (3, 3)).save(tmp_path / name, kind)
+    assert read_own(tmp_path).written_labels == ("cat", "fox") and not caplog.text
+    for name in ("cat/1.heic", "owl/0.avif", "owl/1.avif"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert len(read_own(tmp_path).labels) == 3
+    assert "not read: 3 files in folders of classes, such as cat/1.heic; pictures end in .png, .jpg" in caplog.text
+
+
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
     (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
     found = read_own(tmp_path / "my.csv")
