@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
+from pflmpi.text import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".pbm", 
 _VALIDATION = ("val", "valid", "validation")
 _SPLITS = ("train", *_VALIDATION, "test")
 _HIDDEN = re.compile(r"\.|@eaDir$")  # names of files and folders that programs leave there; @eaDir has thumbnails
+_16_BITS = re.compile(r"\w+;16(?=[BLN])")  # in PIL's names of what a file holds; it keeps the upper 8
 
 
 def read_image_folder(path: Path) -> OwnArrays:
@@ -109,14 +111,14 @@ def _read_image(name: str, file: Path | BytesIO) -> np.ndarray:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(file) as image:
-                if image.mode[0] in "IF":  # what is above 255 would be cut off
-                    raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); scale it to 8")
+                deep = _16_BITS.search(str(image.tile))
+                mode = deep.group() if deep else image.mode
+                if deep or mode[0] in "IF":  # what is above 255 would be cut off
+                    raise ValueError(f"it has more than 8 bits a channel (mode {mode}); scale it to 8")
+                if (pages := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a photo with its preview
+                    raise ValueError(f"it has {pages} pages or frames; save each as a picture of its own")
                 return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombWarning,
-            Image.DecompressionBombError,
-        ) as error:
-            raise ValueError(f"{name} cannot be read as a picture: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # PIL raises a dozen kinds for damaged bytes
+            raise ValueError(f"{name} cannot be read as a picture: {first_line(error)}") from error

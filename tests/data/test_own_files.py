@@ -1,6 +1,8 @@
 """Data of one's own: what is understood of .npz, .csv and folders of pictures, what is refused, and runs on them."""
 
 import shutil
+import struct
+import zlib
 
 import h5py
 import numpy as np
@@ -580,6 +582,33 @@ def test_pictures_of_all_usual_suffixes_are_read_and_files_of_others_counted(tmp
         (tmp_path / name).touch()
     assert len(read_own(tmp_path).labels) == 3
     assert "not read: 3 files in folders of classes, such as cat/1.heic; pictures end in .png, .jpg" in caplog.text
+
+
+def test_pictures_of_which_a_part_would_be_lost_are_refused(tmp_path):
+    from PIL import Image
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    (tmp_path / "cat").mkdir()
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))  # 16 bits, RGB
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" + np.full(3, 4095, ">u2").tobytes()))
+    (tmp_path / "cat" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b""))
+    with pytest.raises(DataError, match=r"deep.png .*more than 8 bits a channel \(mode RGB;16\); scale it to 8"):
+        read_own(tmp_path)
+    (tmp_path / "cat" / "deep.png").unlink()
+    pages = [Image.new("L", (3, 3), value) for value in range(5)]
+    for name in ("pages.tif", "moving.gif"):
+        pages[0].save(tmp_path / "cat" / name, save_all=True, append_images=pages[1:])
+        with pytest.raises(DataError, match=f"{name} .*it has 5 pages or frames; save each as a picture of its own"):
+            read_own(tmp_path)
+        damaged = (tmp_path / "cat" / name).read_bytes()[:-7]
+        (tmp_path / "cat" / name).write_bytes(damaged)
+        with pytest.raises(DataError, match=f"{name} cannot be read as a picture"):
+            read_own(tmp_path)
+        (tmp_path / "cat" / name).unlink()
+    pages[0].save(tmp_path / "cat" / "phone.jpg", "mpo", save_all=True, append_images=pages[1:])  # with its preview
+    assert len(read_own(tmp_path).labels) == 1
 
 
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
