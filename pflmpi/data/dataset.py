@@ -82,30 +82,32 @@ def assemble(
         labels: integers [n] in 0..num_classes-1; for another kind of task see `TaskKind.labels`.
         official_test: bool [n].
         num_classes: K.
-        writers: integers [n] or None.
+        writers: integers [n] from 0, or None.
         digest: if already known; None computes it.
         official_validation: bool [n], which training samples are for validation; None if none are marked.
         task_kind: what the labels are.
 
     Raises:
-        DataError: arrays of different lengths, labels that are no classes, or values that are not whole numbers.
+        DataError: arrays of different lengths, or labels, marks or writers out of range or that are not whole numbers.
     """
     try:
         labels = to_integers("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
         official_test = to_integers("official_test", official_test)
         writers = None if writers is None else to_integers("writers", writers)
+        if official_validation is not None:
+            official_validation = to_integers("official_validation", official_validation)
     except ValueError as error:
         raise DataError(f"dataset {name!r}: {error}; its files are damaged") from error
-    by_name = {"labels": labels, "official_test": official_test, "writers": writers}
-    _check_images(name, images, {**by_name, "official_validation": official_validation})
-    if task_kind.classes and (labels.min() < 0 or labels.max() >= num_classes):
-        raise DataError(
-            f"dataset {name!r} has labels {labels.min()}..{labels.max()}, allowed are 0..{num_classes - 1}; its files "
-            "are damaged"
-        )
-    if official_test.min() < 0 or official_test.max() > 1:
-        raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
+    images = np.ascontiguousarray(images)  # torch takes no view that is mirrored
+    marks = {"official_test": official_test, "official_validation": official_validation}
+    _check_images(name, images, {"labels": labels, "writers": writers, **marks})
+    if task_kind.classes:
+        _check_range(name, "labels", labels, num_classes - 1)
+    for what, values in marks.items():
+        _check_range(name, what, values, 1)
+    _check_range(name, "writers", writers)
     official_test = official_test.astype(bool)
+    official_validation = None if official_validation is None else official_validation.astype(bool)
     mean, std = (0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)
     return Dataset(
         name=name,
@@ -136,6 +138,15 @@ def _check_images(name: str, images: np.ndarray, by_sample: dict[str, np.ndarray
         )
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
+
+
+def _check_range(name: str, what: str, values: np.ndarray | None, most: int | None = None) -> None:
+    """Raises `DataError` unless whole numbers [n] are from 0 to `most`."""
+    if values is not None and (values.min() < 0 or (most is not None and values.max() > most)):
+        raise DataError(
+            f"dataset {name!r} has {what} {values.min()}..{values.max()}, allowed are "
+            f"{'whole numbers from 0' if most is None else f'0..{most}'}; its files are damaged"
+        )
 
 
 def standardise(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from pflmpi.data import load
 from pflmpi.data.config import DataConfig
@@ -28,6 +29,24 @@ def test_arrays_of_different_lengths_are_refused():
     for wrong, found in ((np.zeros((3, 5)), r"float64 \[3, 5\]"), (images[:, 0], r"uint8 \[3, 2, 2\]")):
         with pytest.raises(DataError, match=rf"has samples {found}; expected uint8 \[n, C, H, W\] or float32"):
             assemble("toy", wrong, np.arange(3) % 2, np.zeros(3, dtype=bool), 2)
+
+
+def test_samples_may_be_a_view_and_marks_be_whole_numbers():
+    images = np.arange(24, dtype=np.uint8).reshape(4, 1, 2, 3)[:, :, ::-1]
+    labels, test, validation = np.arange(4) % 2, np.array([0, 0, 0, 1]), np.array([1, 0, 0, 0])
+    mirrored = assemble("toy", images, labels, test, 2, official_validation=validation)
+    assert torch.from_numpy(mirrored.images)[0, 0, 0].tolist() == [3, 4, 5]
+    assert mirrored.official_validation is not None and mirrored.official_validation.tolist() == [True] + [False] * 3
+    flags = assemble("toy", images.copy(), labels, test == 1, 2, official_validation=validation == 1)
+    assert mirrored.digest == flags.digest
+
+
+def test_writers_and_marks_out_of_range_are_refused():
+    content = np.zeros((2, 1, 1, 1), np.uint8), np.arange(2), np.zeros(2, bool), 2
+    with pytest.raises(DataError, match=r"writers -1\.\.2, allowed are whole numbers from 0"):
+        assemble("toy", *content, np.array([-1, 2]))
+    with pytest.raises(DataError, match=r"official_validation 0\.\.2, allowed are 0\.\.1"):
+        assemble("toy", *content, official_validation=np.array([0, 2]))
 
 
 def test_the_digest_changes_with_every_part_of_the_content():

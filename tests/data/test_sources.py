@@ -296,7 +296,7 @@ def test_a_pipe_among_the_leaf_files_is_left_alone(root):
         ({"labels": np.full(30, "a")}, "labels are no numbers"),
         ({"labels": np.int64(3)}, "labels have shape []"),
         ({"labels": np.full(30, 62)}, "labels 62..62"),
-        ({"test": np.full(30, 7)}, "official_test other than 0 and 1"),
+        ({"test": np.full(30, 7)}, "official_test 7..7, allowed are 0..1"),
         ({"test": np.full(30, np.nan)}, "official_test must be whole numbers"),
         ({"writer": np.full(30, 0.5)}, "writers must be whole numbers"),
         ({"labels": np.full(29, 5)}, "30 images but 29 labels"),
