@@ -21,6 +21,7 @@ _SPLIT = re.compile(r"(?<![a-z])(?:(train)|(validation|valid|val|dev)|(test))(?!
 _NAMES = ("train", "validation", "test")  # of the splits, in the order of the groups above
 _LIST = re.compile("(large_|fixed_size_)?list<")  # a type of pyarrow
 _UNLIKE = "column {!r} has lists of unlike length; pad or cut them"
+_SHARD = re.compile(r"(.*?)(\d{5})-of-(\d{5})")  # the name of one of several files
 _FOLDERS = ("", "data", "train", "validation", "test")  # where parquet files may be
 
 
@@ -83,7 +84,22 @@ def _find_files(path: Path) -> list[tuple[str, Path]]:
         for split, file in files:
             if not split:
                 raise ValueError(f"{file} is of no split that is known (train, validation, test); move it elsewhere")
+    _check_complete([file for _, file in files])
     return files
+
+
+def _check_complete(files: list[Path]) -> None:
+    """Raises `ValueError` unless of files that are numbered, such as 00001-of-00002, all are there."""
+    present = dict[tuple[str, int], set[int]]()
+    for file in files:
+        if shard := _SHARD.match(file.name):
+            present.setdefault((f"{file.parent}/{shard[1]}", int(shard[3])), set()).add(int(shard[2]))
+    for (start, count), numbers in present.items():
+        if missing := sorted({*range(count)} - numbers):
+            raise ValueError(
+                f"there are {len(numbers)} of {count} files {start}*, and not {missing[0]:05d}-of-{count:05d}; copy "
+                "those that are missing too, or rename the others if they are all you want"
+            )
 
 
 def _read_file(arrow: Any, file: Path) -> Any:

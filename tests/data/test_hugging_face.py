@@ -170,6 +170,19 @@ def test_splits_with_other_class_names_are_refused(write, tmp_path):
         read_own(write(tmp_path / "unlike", {"train": train, "test": test}))
 
 
+@pytest.mark.parametrize("ending", ["", "-0a1b2c3d4e5f6071"])  # of files that older versions wrote
+def test_a_missing_file_of_several_is_refused_by_name(ending, tmp_path):
+    folder = on_the_hub(tmp_path, {"test": table(x=[5], label=[0])})
+    parts = [folder / "data" / f"train-{number:05d}-of-00003{ending}.parquet" for number in range(3)]
+    for part in parts:
+        pyarrow.parquet.write_table(table(x=[1, 2], label=[0, 1]), part)
+    assert len(read_own(folder).labels) == 7
+    parts[1].unlink()
+    with pytest.raises(DataError, match=r"there are 2 of 3 files .*data/train-\*, and not 00001-of-00003; copy those"):
+        read_own(folder)
+    assert len(read_own(parts[2]).labels) == 2
+
+
 def test_where_files_are_splits_a_column_called_test_is_one_of_values(tmp_path):
     part = table(test=[1.0, 0.0], age=[3.0, 4.0], label=[0, 1])
     assert read_own(on_the_hub(tmp_path / "hub", {"train": part, "test": part})).columns == ("test", "age")
