@@ -58,6 +58,12 @@ def read_image_folder(path: Path) -> OwnArrays:
     )
 
 
+def find_image_classes(path: Path) -> list[str]:
+    """Returns the names of the folders of classes, those below train/ where it exists."""
+    folder = path / "train" if (path / "train").is_dir() else path
+    return sorted({file.parent.name for file in _find_images(folder)})
+
+
 def read_images(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
     """Reads files, each with its name, as images [n, C, H, W].
 

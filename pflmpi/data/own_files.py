@@ -12,7 +12,7 @@ from pflmpi.data.array_files import OwnArrays, concatenate_parts, read_h5, read_
 from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, assemble, find_coarse_column, find_missing, to_numbers
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
-from pflmpi.data.image_files import read_image_folder
+from pflmpi.data.image_files import find_image_classes, read_image_folder
 from pflmpi.data.leaf import is_leaf, read_leaf
 from pflmpi.data.pfllib import is_split_by_client, read_pfllib
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
@@ -65,6 +65,7 @@ def read_own(
     if layout is not None and not may_hold_arrays(path):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
+        _check_one_format(path)
         if is_hugging_face(path):
             arrays = read_hugging_face(path, label, client)
         elif path.is_dir():
@@ -92,6 +93,17 @@ def may_hold_arrays(path: Path) -> bool:
     if path.is_dir():
         return is_split_by_client(path) or is_leaf(path) or is_hugging_face(path)
     return path.suffix != ".csv"
+
+
+def _check_one_format(path: Path) -> None:
+    """Raises `ValueError` for a folder of pictures in which files of another format would take their place."""
+    if path.is_dir() and may_hold_arrays(path) and len(classes := find_image_classes(path)) > 1:
+        entries = (entry for pattern in ("*", "*/*") for entry in path.glob(pattern))
+        files = [str(file.relative_to(path)) for file in entries if file.suffix in (".json", ".npz", ".parquet")]
+        raise ValueError(
+            f"it has pictures in folders of classes ({join_truncated(classes)}), and files of another format "
+            f"({join_truncated(sorted(files))}); move one of both elsewhere"
+        )
 
 
 def has_unclear_channels(images: np.ndarray, layout: str | None) -> bool:

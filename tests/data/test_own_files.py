@@ -611,6 +611,23 @@ def test_pictures_of_which_a_part_would_be_lost_are_refused(tmp_path):
     assert len(read_own(tmp_path).labels) == 1
 
 
+@pytest.mark.parametrize("side, stray", [("train", "metadata.parquet"), ("", "metadata.parquet"),
+                                         ("train", "train/class_indices.json"), ("train", "train/0.npz")])  # fmt: skip
+def test_a_stray_file_does_not_take_the_place_of_pictures(side, stray, tmp_path):
+    from PIL import Image
+
+    for label in ("cat", "dog"):
+        (tmp_path / side / label).mkdir(parents=True)
+        Image.new("L", (3, 3)).save(tmp_path / side / label / "0.png")
+    assert len(read_own(tmp_path).labels) == 2
+    (tmp_path / stray).touch()
+    with pytest.raises(DataError, match=rf"folders of classes \(cat, dog\), and files of another .* \({stray}\); move"):
+        read_own(tmp_path)
+    shutil.rmtree(tmp_path / side / "dog")
+    with pytest.raises(DataError, match=rf"{stray}"):  # pictures about the data, such as in a README, do not hinder
+        read_own(tmp_path)
+
+
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
     (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
     found = read_own(tmp_path / "my.csv")
