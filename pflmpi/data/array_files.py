@@ -33,6 +33,7 @@ class OwnArrays:
         columns: names of the columns of x, in a table.
         label_columns: names of the columns of y, in a table.
         layout: `nchw` or `nhwc`, where the file or the user gives it.
+        characters: those that x numbers from 1, in texts.
     """
 
     x: np.ndarray
@@ -45,6 +46,7 @@ class OwnArrays:
     columns: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = ()
     layout: str | None = None
+    characters: str = ""
 
 
 def concatenate_parts(parts: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

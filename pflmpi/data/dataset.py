@@ -34,6 +34,7 @@ class Dataset:
     may_be_tokens: bool = False  # whether the values were an array of integers
     columns: tuple[str, ...] = ()  # [D], names of the columns of a table; empty if unknown
     label_columns: tuple[str, ...] = ()  # names of the columns of a table that hold the labels
+    characters: str = ""  # of texts, those that `images` numbers from 1; empty for other data
     official_validation: np.ndarray | None = None  # bool [n], of training samples; None if none are marked
     task_kind: TaskKind = CLASSIFICATION
 

@@ -64,7 +64,8 @@ def read_leaf(folder: Path) -> OwnArrays:
     if x.dtype.kind != "U":
         return OwnArrays(x, y, client, test)
     if x.ndim == 1 and y.dtype.kind == "U":
-        return OwnArrays(_encode_characters(x), y, client, test)
+        numbers, characters = _encode_characters(x)
+        return OwnArrays(numbers, y, client, test, characters=characters)
     raise ValueError(
         f"x are texts {list(x.shape)} and y {y.dtype}; expected numbers, or a text and as label another, such as "
         "its next character: turn texts and names of pictures into numbers"
@@ -83,11 +84,11 @@ def _to_array(user: str, values: Any, float_type: type[np.floating[Any]]) -> np.
         return array.astype(float_type) if array.dtype.kind == "f" else array
 
 
-def _encode_characters(texts: np.ndarray) -> np.ndarray:
-    """Converts texts [n] to character indices [n, L]; 0 is padding."""
+def _encode_characters(texts: np.ndarray) -> tuple[np.ndarray, str]:
+    """Converts texts [n] to character indices [n, L], where 0 is padding; also returns the characters from 1."""
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
     present = np.zeros(0x110000, np.int32)
     present[codes] = 1
     present[0] = 0
     numbers = present.cumsum(dtype=np.int32)
-    return numbers[codes]
+    return numbers[codes], "".join(map(chr, np.flatnonzero(present)))

@@ -155,6 +155,7 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
+        characters=arrays.characters,
     )
 
 

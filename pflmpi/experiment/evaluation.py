@@ -217,13 +217,12 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
 
 
 def _match(first: Dataset, other: Dataset) -> Dataset:
-    """Returns other data with the labels and the order of columns of the first; it may lack some classes.
+    """Returns other data with the labels, columns and characters of the first; it may lack some classes.
 
     Raises:
-        ConfigError: samples of another kind, or classes that the first does not have.
+        ConfigError: samples of another kind, or classes or characters that the first does not have.
     """
-    order = _matching_columns(first, other)
-    images = other.images if order is None else np.ascontiguousarray(other.images[:, order])
+    images = _matching_images(first, other)
     kind, other_kind = (f"{samples.dtype} {list(samples.shape[1:])}" for samples in (first.images, images))
     if kind != other_kind:
         raise ConfigError(
@@ -279,12 +278,17 @@ def _client_names(other: Dataset, division: Division) -> list[str]:
     return [*division.everyone.client_names]
 
 
-def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
-    """Returns the positions of the first's columns in the other; None if they are the same, or one has no names."""
-    if not first.columns or not other.columns or first.columns == other.columns:
-        return None
-    _refuse_others(other, "columns", first.columns, other.columns, may_lack=False)
-    return [other.columns.index(name) for name in first.columns]
+def _matching_images(first: Dataset, other: Dataset) -> np.ndarray:
+    """Returns the other's samples with columns in the first's order, or characters by its numbers, where both have."""
+    if first.columns and other.columns and first.columns != other.columns:
+        _refuse_others(other, "columns", first.columns, other.columns, may_lack=False)
+        return np.ascontiguousarray(other.images[:, [other.columns.index(name) for name in first.columns]])
+    if first.characters and other.characters and first.characters != other.characters:
+        names, other_names = ([*map(repr, dataset.characters)] for dataset in (first, other))
+        _refuse_others(other, "characters", names, other_names, may_lack=True)
+        numbers = np.array([0, *(1 + first.characters.index(character) for character in other.characters)], np.float32)
+        return numbers[other.images.astype(np.intp)]
+    return other.images
 
 
 def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:

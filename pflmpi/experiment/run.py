@@ -215,10 +215,11 @@ def _log_assumptions(experiment: Experiment) -> None:
         _log.warning("%s: its server keeps no %s; the server's is drawn", first.name, join_truncated(drawn))
     if isinstance(first, RunWeights) and (others := first.differing(dataset.digest, experiment.division.digest)):
         _log.warning(
-            "%s: its %s differs: its models may have been trained on samples that are tested here, and clients and "
-            "classes go by their numbers",
+            "%s: its %s differs: its models may have been trained on samples that are tested here, and %s go by their "
+            "numbers",
             first.name,
             others,
+            "clients, classes and characters" if dataset.characters else "clients and classes",
         )
     if config.data.label is None and dataset.label_columns:
         _log.warning("the label is the column %r; data.label names another", dataset.label_columns[0])

@@ -1,10 +1,17 @@
 """Other data to test a run on, as a user names it."""
 
 import numpy as np
+import pytest
+import torch
 from PIL import Image
 
+import quick_run
+from pflmpi.config import load as configuration
 from pflmpi.data.config import DataConfig
-from pflmpi.experiment.evaluation import read_other_data
+from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import prepare
+from pflmpi.experiment.evaluation import read_other_data, replace_test_samples
+from raw_files import write_leaf_texts
 
 
 def test_a_folder_below_the_home_folder_is_recognised_as_pictures(tmp_path, monkeypatch):
@@ -14,3 +21,19 @@ def test_a_folder_below_the_home_folder_is_recognised_as_pictures(tmp_path, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     of_run = DataConfig(name="mine", path="mine.npz", layout="nhwc")  # which pictures cannot have
     assert read_other_data("~/pictures", of_run).images.shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_characters_of_other_texts_have_the_numbers_of_the_run(unseen, tmp_path):
+    write_leaf_texts(tmp_path / "run", train={"ann": "cab_" * 4, "bob": "bac_" * 4})
+    raw = quick_run.settings(model="logistic", algorithm="fedavg", partition={"name": "writers", "clients": None})
+    made = prepare(configuration.parse({**raw, "data": {"path": str(tmp_path / "run")}}), torch.device("cpu"))
+
+    def replaced(text):
+        write_leaf_texts(tmp_path / text, train={"ann": text, "bob": text})
+        other = read_other_data(str(tmp_path / text), made.config.data)
+        return replace_test_samples(made, "test", other, unseen).federation.dataset
+
+    assert replaced("ca_ca_c").images[-3:].tolist() == [[4, 2, 1, 4], [2, 1, 4, 2], [1, 4, 2, 1]]  # of "_abc"
+    with pytest.raises(ConfigError, match="differ in characters: only one has 'd'; those of the run are '_', 'a'"):
+        replaced("cad_cad")

@@ -81,6 +81,18 @@ def write_leaf(folder):
             (folder / part / f"all_data_{number}.json").write_text(json.dumps(content))
 
 
+def write_leaf_texts(folder, length=4, **sides):
+    """Write texts as LEAF writes Shakespeare: of each user `length` characters, and the next one as label."""
+    for side, texts in sides.items():
+        (folder / side).mkdir(parents=True)
+        data = {}
+        for user, text in texts.items():
+            begins = range(len(text) - length)
+            data[user] = {"x": [text[i : i + length] for i in begins], "y": [text[i + length] for i in begins]}
+        content = {"users": [*texts], "num_samples": [len(user["y"]) for user in data.values()], "user_data": data}
+        (folder / side / "all_data.json").write_text(json.dumps(content))
+
+
 def write_sample(folder):
     """Write the one-file form of the same samples."""
     rows = [(part, user, *xy) for part, users in leaf_samples().items() for user, xy in users.items()]
