@@ -165,7 +165,7 @@ def _describe_data(dataset: "Dataset", layout: str | None) -> dict[str, Any]:
         "scale_problem": describe_unscaled(dataset) or None,
         "classes": [names[label] for label in classes],
         "samples_by_class": counts,
-        "untrained_classes": [dataset.written_labels[label] for label in untrained],
+        "untrained_classes": [names[label] for label in untrained],
         "test_samples": int(dataset.official_test.sum()),
         "validation_samples": 0 if dataset.official_validation is None else int(dataset.official_validation.sum()),
         "clients": None if dataset.writers is None else dataset.written_clients,

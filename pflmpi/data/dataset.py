@@ -237,12 +237,17 @@ def to_numbers(values: np.ndarray) -> np.ndarray:
         return values
 
 
-def find_missing(values: np.ndarray) -> int | None:
-    """Returns the index of the first of values [n] that is NaN, infinite, NaT, or text that means it; None if none."""
+def find_missing(values: np.ndarray, allow_blank: bool = False) -> int | None:
+    """Returns the index of the first of values [n] that is NaN, infinite, NaT, or text that means it; None if none.
+
+    Empty text does, and text of spaces unless it is allowed, as where a space is a next character.
+    """
     if values.dtype.kind in "fcmM":
         missing = ~np.isfinite(values)
     elif values.dtype.kind in "SUO":
-        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan", "nat", "<na>"))
+        texts = values.astype(str)
+        missing = np.isin(np.char.lower(np.char.strip(texts)), ("", "nan", "nat", "<na>"))
+        missing &= ~(np.char.isspace(texts) & allow_blank)
     else:
         return None
     return int(missing.argmax()) if missing.any() else None

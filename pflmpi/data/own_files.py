@@ -121,7 +121,7 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
     validation = _check_marks(test, arrays.validation)
     y = to_numbers(arrays.y)
     for what, values in (("label", y if task_kind.classes else None), ("client", arrays.client)):
-        if values is not None and (missing := find_missing(values)) is not None:
+        if values is not None and (missing := find_missing(values, allow_blank=what == "label")) is not None:
             raise ValueError(
                 f"sample {missing} has no {what} ({values[missing]}); give each sample one, or leave it out"
             )
@@ -244,9 +244,14 @@ def _check_marks(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray 
 
 
 def _find_class_names(classes: np.ndarray, names: np.ndarray | None) -> tuple[str, ...]:
-    """Returns the names of the classes [K], if `class_names` of the file, or labels that are text, give them."""
+    """Returns the names of the classes [K], if `class_names` of the file, or labels that are text, give them.
+
+    A label of spaces alone is quoted, so that it can be seen.
+    """
+    if names is None and classes.dtype.kind in "biuf":
+        return ()
     if names is None:
-        return () if classes.dtype.kind in "biuf" else _to_texts(classes)
+        return tuple(repr(name) if name.isspace() else name for name in _to_texts(classes))
     if names.ndim == 1 and len(names) == len(classes):
         return _to_texts(names)
     if names.ndim == 1 and classes.dtype.kind in "iuf" and classes.min() >= 0 and classes.max() < len(names):

@@ -8,7 +8,7 @@ import pytest
 from pflmpi.cli import main
 from pflmpi.data.own_files import read_own
 from pflmpi.errors import DataError
-from raw_files import leaf_samples, write_leaf
+from raw_files import leaf_samples, write_leaf, write_leaf_texts
 
 
 def write(folder, **sides):
@@ -57,6 +57,13 @@ def test_next_characters_of_texts_are_classes_and_their_characters_numbers(tmp_p
     assert found.images.tolist() == [[2, 3], [3, 1], [2, 0], [4, 0]]  # " " is 1, "a" 2, "b" 3, "é" 4; 0 is padding
     assert found.class_names == ("a", "b", "c") and found.labels.tolist() == [2, 0, 1, 1]
     assert found.written_clients == ("FOOL", "KING")
+
+
+def test_a_space_may_be_the_next_character(tmp_path):
+    write_leaf_texts(tmp_path, train={"KING": "the end of it", "FOOL": "so be it\n"})
+    found = read_own(tmp_path)
+    assert found.class_names[:3] == ("'\\n'", "' '", "d") and found.written_labels[:3] == ("\n", " ", "d")
+    assert [found.written_labels[label] for label in found.labels] == [*"end of it", *"e it\n"]
 
 
 GOOD = {"a": ([[0.0, 1.0]], [0])}

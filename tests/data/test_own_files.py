@@ -328,6 +328,7 @@ ARRAYS = [  # of an .npz
         (["a\0b", "dog"], r"class 1 has the name 'a\\x00b', with a character that no text can hold; rename it"))),
     ({"x": X, "y": ["cat", "d\0g", "owl", "emu"]}, r"class 1 has the name 'd\\x00g', with a character"),
     ({"x": X[:2], "y": [0, 1], "client": np.array(["NaT", "2000"], "M8[Y]")}, r"sample 0 has no client \(NaT\)"),
+    ({"x": X[:2], "y": [0, 1], "client": ["a", " "]}, r"sample 1 has no client \( \)"),
 ]  # fmt: skip
 
 
