@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
-from pflmpi.data.dataset import find_coarse_column, find_missing, to_numbers
+from pflmpi.data.numbers import find_coarse_column, find_missing, to_numbers
 from pflmpi.regular_file import read_some
 
 LABELS = ("label", "y", "class", "target")  # default names of the label column, in any case

@@ -10,10 +10,11 @@ import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, concatenate_parts, read_h5, read_h5_names, read_npz, read_npz_names
 from pflmpi.data.csv_table import read_table
-from pflmpi.data.dataset import Dataset, assemble, find_coarse_column, find_missing, to_numbers
+from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
 from pflmpi.data.image_files import find_image_classes, read_image_folder
 from pflmpi.data.leaf import is_leaf, read_leaf
+from pflmpi.data.numbers import find_coarse_column, find_missing, to_numbers
 from pflmpi.data.pfllib import is_split_by_client, read_pfllib
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError

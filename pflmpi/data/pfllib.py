@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays, check_memory, concatenate_parts
-from pflmpi.data.dataset import find_missing, to_integers, to_numbers
+from pflmpi.data.numbers import find_missing, to_integers, to_numbers
 
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 

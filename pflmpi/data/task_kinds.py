@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pflmpi.data.numbers import find_coarse_column
 from pflmpi.registry import Registry, accept_subclass
 
 if TYPE_CHECKING:
@@ -42,13 +43,24 @@ class TaskKind(ABC):
         return self.classes and type(self).loss is Classification.loss
 
     def labels(self, y: np.ndarray) -> np.ndarray:
-        """The labels [n, ...] as they are kept: by default numbers, float32 [n, K]; `ValueError` for what is none."""
+        """The labels [n, ...] as they are kept: by default numbers, float32 [n, K].
+
+        Raises:
+            ValueError: they are no numbers, or float32 cannot hold or tell apart their values.
+        """
         if y.dtype.kind not in "biuf" or y.ndim not in (1, 2):
             raise ValueError(f"labels are {y.dtype} {list(y.shape)}; expected numbers [n] or [n, K]")
+        numbers = y[:, None] if y.ndim == 1 else y
         with np.errstate(over="ignore"):  # refused below
-            values = y.reshape(len(y), -1).astype(np.float32)
+            values = numbers.astype(np.float32)
         if (wrong := ~np.isfinite(values).all(1)).any():
             raise ValueError(f"sample {wrong.argmax()} has the label {y[wrong.argmax()]}; expected finite numbers")
+        if (column := find_coarse_column(numbers)) is not None:
+            least, most = numbers[:, column].min(), numbers[:, column].max()
+            raise ValueError(
+                f"label {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract "
+                "its mean"
+            )
         return values
 
     def num_outputs(self, labels: np.ndarray) -> int:

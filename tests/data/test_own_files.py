@@ -466,6 +466,12 @@ def test_labels_that_are_written_differently_and_are_one_number_are_refused(same
     assert len(found.labels) == 5, "numbers are numbers"
 
 
+def test_numbers_to_predict_that_float32_hardly_tells_apart_are_refused(tmp_path):
+    np.savez(tmp_path / "my.npz", x=X, y=np.stack([np.arange(4.0), 1.7e9 + 50 * np.arange(4)], 1))
+    with pytest.raises(DataError, match=r"label 1 of the samples is from 1700000000\.0 to 1700000150\.0, which"):
+        read_own(tmp_path / "my.npz", task_kind=TASK_KINDS["regression"]())
+
+
 FIRST, LAST, UNCLEAR = "nchw", "nhwc", "set data.layout"
 
 

@@ -20,7 +20,8 @@ import torchvision
 from pflmpi.data import SOURCES, load
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import compute_digest, to_integers
+from pflmpi.data.dataset import compute_digest
+from pflmpi.data.numbers import to_integers
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError, DataError
 from raw_files import (

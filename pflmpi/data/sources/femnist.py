@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.array_files import read_npz
-from pflmpi.data.dataset import Dataset, assemble, to_integers
+from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.leaf import read_users
+from pflmpi.data.numbers import to_integers
 from pflmpi.data.sources.base import missing_error, unreadable_error
 from pflmpi.errors import DataError
 from pflmpi.text import first_line

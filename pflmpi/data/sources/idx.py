@@ -10,7 +10,8 @@ from typing import BinaryIO
 import numpy as np
 
 from pflmpi.data.array_files import check_memory, read_npz
-from pflmpi.data.dataset import Dataset, assemble, to_integers
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.numbers import to_integers
 from pflmpi.data.sources.base import download_lock, missing_error, unreadable_error
 from pflmpi.errors import DataError
 from pflmpi.text import first_line
