@@ -16,6 +16,10 @@ _MARK_VALUES = {"0": False, "1": True, "false": False, "true": True, "0.0": Fals
 _MAX_PIPE_BYTES = 1 << 28
 
 
+class NoClientColumnError(ValueError):
+    """A table has no column of the name that is given for the clients."""
+
+
 def read_table(path: Path, label: str | list[str] | None, client: str | None) -> OwnArrays:
     """Reads a file with a header: features float32 [n, D]; labels and clients as text.
 
@@ -90,7 +94,8 @@ def find_label_and_client(
     """Returns the label columns and the client column; `default` is the label where neither user nor names say it.
 
     Raises:
-        ValueError: there is no such column, or several could be the label.
+        NoClientColumnError: there is no such column of clients.
+        ValueError: there is no such column of labels, or several could be the label.
     """
     candidates = [column for name in LABELS if (column := find_column(names, name)) is not None]
     if label is None and len(candidates) > 1:
@@ -101,7 +106,8 @@ def find_label_and_client(
     wanted = label if isinstance(label, list) else [label or next(iter(candidates), default)]
     for key, name in (*(("label", name) for name in wanted), ("client", client)):
         if name is not None and name not in names:
-            raise ValueError(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
+            error = NoClientColumnError if key == "client" else ValueError
+            raise error(f"there is no column data.{key} = {name!r}; known: {', '.join(names)}")
     labels = [name for name in wanted if name is not None]
     if not labels:
         raise ValueError(f"set data.label (pflmpi data: --label), the column of the labels; known: {', '.join(names)}")

@@ -59,9 +59,8 @@ def read_own(
     """
     if not path.exists():
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
-    is_table = path.suffix == ".csv" or is_hugging_face(path)
     for key, column in (("label", label), ("client", client)):
-        if column is not None and not is_table:
+        if column is not None and not is_table(path):
             raise DataError(f"data.{key} = {column!r} names a column of a table, and this is {path.name}; leave it out")
     if layout is not None and not may_hold_arrays(path):
         raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
@@ -87,6 +86,11 @@ def read_own(
             f"data.path = {str(path)!r} needs more memory than this process may have; allow it more (ulimit -v, --mem "
             "of a job), or use fewer samples"
         ) from error
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file or folder has columns, to which `data.label` and `data.client` apply."""
+    return path.suffix == ".csv" or is_hugging_face(path)
 
 
 def may_hold_arrays(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Tests the clients of a run again, from a checkpoint: on their own samples, or on other data."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from pflmpi.config.load import partition
 from pflmpi.data import load
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
+from pflmpi.data.csv_table import NoClientColumnError
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
-from pflmpi.data.own_files import may_hold_arrays
+from pflmpi.data.own_files import is_table, may_hold_arrays
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.unseen import Division
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError, ConfigError, DataError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
 from pflmpi.experiment.training_checks import check_newcomer_rate, check_rate
@@ -32,6 +34,8 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import evaluate_unseen, mean_answers
 from pflmpi.text import join_truncated
 from pflmpi.transports.inprocess import InProcessTransport
+
+logger = logging.getLogger(__name__)
 
 Split = Literal["test", "validation", "train"]
 Update = Callable[[int, int], None]
@@ -208,12 +212,19 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
     """
     path = expand_path(text)
     if path.exists() or text not in list(SOURCES):
-        layout = config.layout if may_hold_arrays(path) else None
-        changes = {"path": str(path), "name": Path(text).stem, "limit": None, "layout": layout}
+        changes: dict[str, str | None] = {"path": str(path), "name": Path(text).stem, "limit": None}
+        changes |= {} if may_hold_arrays(path) else {"layout": None}
+        changes |= {} if is_table(path) else {"label": None, "client": None}
         section = config.model_copy(update=changes)
     else:
         section = DataConfig(name=text, root=config.root, task=config.task)
-    return load(section, 0)
+    try:
+        return load(section, 0)
+    except DataError as error:
+        if not isinstance(error.__cause__, NoClientColumnError):
+            raise
+    logger.warning("--data %s has no column %r (data.client), which says whose samples they are", text, section.client)
+    return load(section.model_copy(update={"client": None}), 0)
 
 
 def _match(first: Dataset, other: Dataset) -> Dataset:

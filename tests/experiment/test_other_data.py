@@ -8,7 +8,7 @@ from PIL import Image
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.data.config import DataConfig
-from pflmpi.errors import ConfigError
+from pflmpi.errors import ConfigError, DataError
 from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import read_other_data, replace_test_samples
 from raw_files import write_leaf_texts
@@ -37,3 +37,17 @@ def test_characters_of_other_texts_have_the_numbers_of_the_run(unseen, tmp_path)
     assert replaced("ca_ca_c").images[-3:].tolist() == [[4, 2, 1, 4], [2, 1, 4, 2], [1, 4, 2, 1]]  # of "_abc"
     with pytest.raises(ConfigError, match="differ in characters: only one has 'd'; those of the run are '_', 'a'"):
         replaced("cad_cad")
+
+
+def test_the_columns_of_a_run_need_not_be_in_other_data(tmp_path, caplog):
+    (tmp_path / "pooled.csv").write_text("age,ill,sugar\n1,no,2\n3,yes,4\n")
+    np.savez(tmp_path / "pooled.npz", x=np.array([[1.0, 2], [3, 4]]), y=np.array(["no", "yes"]))
+    of_run = DataConfig(name="mine", path="mine.csv", label="ill", client="hospital")
+    for file, notes in (("pooled.npz", 0), ("pooled.csv", 1)):
+        other = read_other_data(str(tmp_path / file), of_run)
+        assert other.images.tolist() == [[1, 2], [3, 4]] and other.class_names == ("no", "yes")
+        assert other.writers is None and len(caplog.messages) == notes
+    assert "has no column 'hospital' (data.client)" in caplog.text
+    (tmp_path / "other.csv").write_text("age,sick,sugar\n1,no,2\n")
+    with pytest.raises(DataError, match=r"there is no column data\.label = 'ill'"):
+        read_other_data(str(tmp_path / "other.csv"), of_run)
