@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
-from pflmpi.data.numbers import find_coarse_column, find_missing, to_numbers
+from pflmpi.data.numbers import find_coarse_column, find_missing, is_number, to_numbers
 from pflmpi.regular_file import read_some
 
 LABELS = ("label", "y", "class", "target")  # default names of the label column, in any case
@@ -130,7 +130,7 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | list[str
         )
     if len({*names}) < len(names):
         raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one, or begin with a header")
-    number = next(filter(_is_number, names), None)
+    number = next(filter(is_number, names), None)
     if number is None or {*(label if isinstance(label, list) else [label]), client} & {*names}:
         return
     named = {place: name for place, name in enumerate(names) if name.lower() in (*LABELS, "client", *MARKS)}
@@ -168,36 +168,28 @@ def _read_lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 def _parse_features(name: str, column: np.ndarray, line_numbers: list[int], label_is_guessed: bool) -> np.ndarray:
     """Converts a column [n] of text to float32; a value that is no number may be a label that was not named."""
-    try:
-        with np.errstate(over="ignore"):  # refused below
-            values = column.astype(np.float32)
-    except ValueError as error:
-        row = next(row for row, value in enumerate(column) if not _is_number(value))
+    exact = to_numbers(column)
+    if exact.dtype.kind != "f":
+        row = next(row for row, value in enumerate(column) if not is_number(value))
         remedy = ", or leave it out"
         if label_is_guessed:
             remedy = ", leave it out, or name the column of the labels by data.label (pflmpi data: --label)"
         raise ValueError(
             f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, no number; encode it{remedy}"
-        ) from error
-    for row in np.flatnonzero(np.isinf(values)).tolist():
-        if np.isfinite(float(column[row])):
-            raise ValueError(
-                f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"
-            )
-    if find_coarse_column(exact := column.astype(np.float64)[:, None]) is not None:
+        )
+    with np.errstate(over="ignore"):  # refused below
+        values = exact.astype(np.float32)
+    if (too_large := np.flatnonzero(np.isinf(values) & np.isfinite(exact))).size:
+        row = too_large[0]
+        raise ValueError(
+            f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"
+        )
+    if find_coarse_column(exact[:, None]) is not None:
         raise ValueError(
             f"column {name!r} has values from {exact.min():.17g} to {exact.max():.17g}, which float32 hardly tells "
             "apart; subtract their mean, or leave it out"
         )
     return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _parse_marks(name: str, column: np.ndarray, line_numbers: list[int]) -> np.ndarray:

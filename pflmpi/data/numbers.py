@@ -22,12 +22,22 @@ def to_integers(what: str, values: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number; not one such as 1_000 or of other digits than 0 to 9, which Python reads as one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii() and "_" not in text
+
+
 def to_numbers(values: np.ndarray) -> np.ndarray:
     """Converts text [n] to float64 if all of it is numbers, so that 10 sorts after 9; other values stay as they are."""
     if values.dtype.kind not in "SUO":
         return values
     try:
-        return values.astype(np.float64)
+        codes = np.ascontiguousarray(values.astype(str)).view(np.uint32)  # of the characters, as in `is_number`
+        return values if ((codes > 127) | (codes == ord("_"))).any() else values.astype(np.float64)
     except (TypeError, ValueError):
         return values
 

@@ -267,6 +267,8 @@ TABLES = [  # texts of a .csv
     ("a,b,label\n1,2,0\n\n,4,1\n", "line 4 has no a; fill it in, or leave the line out"),
     ('a,b,label\n1,2,"0\n"\n,4,1\n', "line 4 has no a; fill it in, or leave the line out"),
     ("a,label\nred,2\n", "column 'a' has 'red' in line 2, no number"),
+    ("a,label\n1,2\n1_000,2\n", "column 'a' has '1_000' in line 3, no number"),
+    ("a,label\n\u0661,2\n", "column 'a' has '\u0661' in line 2, no number"),
     ("a,b,label\n1,2,0\nred,4,1\n", "column 'a' has 'red' in line 3, no number; encode it, or leave it out$"),
     ("a,ill,b\n1,yes,0\n3,no,1\n", r"column 'ill' has 'yes' in line 2, no number; encode it, leave it out, or name the "
      r"column of the labels by data.label \(pflmpi data: --label\)"),
@@ -414,6 +416,15 @@ def test_a_header_may_have_numbers_where_a_name_says_what_it_is(header, tmp_path
     (tmp_path / "my.csv").write_text(f"{header}\n5,6,yes\n7,8,no\n")
     found = read_own(tmp_path / "my.csv", "kind" if "kind" in header else None)
     assert found.images.tolist() == [[5, 6], [7, 8]] and found.columns == tuple(header.split(",")[:2])
+
+
+@pytest.mark.parametrize("y", [["1_2", "2_1"], ["\u0661", "\u0662"], [b"1_2", b"2_1"]])
+def test_labels_that_only_python_reads_as_numbers_are_names(y, tmp_path):
+    np.savez(tmp_path / "my.npz", x=X[:2], y=y)
+    found = read_own(tmp_path / "my.npz")
+    assert found.class_names == tuple(name if isinstance(name, str) else name.decode() for name in y)
+    with pytest.raises(DataError, match="expected numbers"):
+        read_own(tmp_path / "my.npz", task_kind=TASK_KINDS["regression"]())
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
