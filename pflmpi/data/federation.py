@@ -101,7 +101,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     """Builds the federation that a configuration describes; the same on every rank.
 
     Validation samples are taken from each client's training samples: those that the dataset marks (but with
-    `data.split: pooled`), or else a random share.
+    `data.split: pooled`, or a saved partition), or else a random share.
 
     Raises:
         DataError: a partition, or a validation share, that is impossible with this data.
@@ -110,15 +110,19 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     if partition.path is not None:
         _warn_without_effect(data, ("test_share", "test_per_class"), partition.path)
         train, test, validation = _read_saved(dataset, Path(partition.path))
+        count = dataset.official_test[np.unique(np.concatenate(train))].sum()
+        if count and resolve_split(data, dataset) == "official":
+            what = "%d samples are trained on that dataset %r marks as test samples: partition %s has them so"
+            logger.warning(what, count, dataset.name, partition.path)
     else:
         train, test = _draw_split(dataset, partition, data, seed)
-    marks = dataset.official_validation if data.split != "pooled" else None
+    marks = dataset.official_validation if data.split != "pooled" and partition.path is None else None
     if data.validation and (validation or marks is not None):
         source = f"dataset {dataset.name!r} marks" if partition.path is None else f"partition {partition.path} has"
         raise DataError(
             f"data.validation = {data.validation}, but {source} validation samples already; leave the key out"
         )
-    if marks is not None and not validation:
+    if marks is not None:
         train, validation = split_marked(train, marks[np.concatenate(train)])
     elif data.validation:
         train, validation = split_share(train, data.validation, stream(seed, 0, -1, "validation"))

@@ -361,7 +361,7 @@ def test_keys_that_a_saved_partition_decides_are_said_to_have_no_effect(tmp_path
     saved = PartitionConfig(path=str(path))
     with caplog.at_level(logging.WARNING):
         build(toy(), saved, DataConfig(name="toy", split="official"), 0)
-    assert not caplog.text
+    assert "no effect" not in caplog.text
     with caplog.at_level(logging.WARNING):
         build(toy(), saved, DataConfig(name="toy", test_share=0.4, test_per_class=2), 0)
     for key in ("test_share", "test_per_class"):
@@ -483,6 +483,18 @@ def test_samples_that_the_data_marks_validate_and_no_others(tmp_path):
     both = DataConfig(name="toy", split="official", validation=0.1)
     with pytest.raises(DataError, match=r"data.validation = 0.1, but dataset 'toy' marks validation samples already"):
         build(marked, section, both, 0)
+
+
+def test_marks_of_the_data_do_not_change_a_saved_partition(tmp_path, caplog):
+    marked = dataclasses.replace(toy(), official_validation=np.arange(400) % 5 == 0)
+    save(saved := federation("iid", dataset=marked), path := tmp_path / "parts.npz")
+    again = build(marked, PartitionConfig(path=str(path)), DataConfig(name="toy", path="toy.npz"), 0)
+    assert same(saved, again) and not again.validation
+    trained = sum((samples >= 300).sum() for samples in saved.train)  # which are test samples
+    assert f"{trained} samples are trained on that dataset 'toy' marks as test samples: partition {path}" in caplog.text
+    caplog.clear()
+    build(marked, PartitionConfig(path=str(path)), DataConfig(name="toy", path="toy.npz", split="pooled"), 0)
+    assert not caplog.text
 
 
 def test_a_federation_with_validation_samples_is_made_once(tmp_path, monkeypatch):
