@@ -3,12 +3,14 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 import processes
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
 from pflmpi.config import load
+from pflmpi.data.partitions import PARTITIONS
 from project import ROOT
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
@@ -58,5 +60,7 @@ def test_what_flags_of_other_frameworks_become_exists_here():
             fields = {field.name for field in dataclasses.fields(ALGORITHMS[name.lower()])}
             assert set(re.findall(r"`([a-z_0-9]+)", keys)) <= fields, name
     partitions = re.findall(r"`partition: (\{.*?\})", " ".join(row[-1] for row in table))
+    labels = np.repeat(np.arange(10), 100)
     for text in partitions:
-        load.partition(load.override({}, [f"partition={text}"])["partition"])
+        section = load.partition(load.override({}, [f"partition={text}"])["partition"])
+        PARTITIONS[section.name](labels, section.clients, np.random.default_rng(0), **section.parameters)

@@ -22,7 +22,10 @@ def pathological(
     clients: int,
     rng: np.random.Generator,
     *,
-    classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
+    classes_per_client: Annotated[
+        int,
+        Field(ge=1, description="labels that every client holds, exactly; of the last ones at most with draw: pfllib"),
+    ],
     balanced: Annotated[bool, Field(description="cut a label evenly among its holders, instead of unevenly")] = False,
     pairing: Pairing = "random",
     draw: Draw = "run",
@@ -31,14 +34,18 @@ def pathological(
 
     A label is cut evenly or unevenly among its holders. Complete and disjoint. Labels are dealt so that their numbers
     of holders differ by at most one. Unevenly cut pieces have sizes in proportion to a uniform draw from 0.1 to 1, and
-    at least one sample. `draw: pfllib` is that of FedFCD's experiments.
+    at least one sample. `draw: pfllib` is that of FedFCD's experiments; unless K divides N classes_per_client, its last
+    clients hold fewer labels.
 
     Papers do not say which labels meet in a client (`pairing`), and it decides results: FedFCD's published figures fit
     contiguous groups.
     """
     if draw == "pfllib":
         if pairing != "contiguous":
-            raise DataError(f"partition.pairing = {pairing} with partition.draw = pfllib, whose groups are contiguous")
+            raise DataError(
+                f"partition.pairing = {pairing} with partition.draw = pfllib, whose groups are contiguous; set it to "
+                "contiguous"
+            )
         return cut_contiguously(labels, clients, classes_per_client, balanced)
     classes, sizes = count_classes(labels, clients)
     holds = deal_labels(clients, classes_per_client, len(classes), rng, pairing)
