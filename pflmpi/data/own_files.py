@@ -138,7 +138,7 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         num_classes = len(classes)
         class_names = _find_class_names(classes, arrays.class_names)
         _check_class_names(class_names)
-        written_labels = _to_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
+        written_labels = _format_labels(classes, labels, arrays.y)
     else:
         labels = task_kind.labels(y)
         num_classes = task_kind.num_outputs(labels)
@@ -196,6 +196,15 @@ def _find_classes(arrays: OwnArrays, y: np.ndarray) -> tuple[np.ndarray, np.ndar
     if arrays.num_classes > _MOST_CLASSES:
         raise ValueError(f"it has {arrays.num_classes} classes; allowed are at most {_MOST_CLASSES}")
     return np.arange(arrays.num_classes), y.astype(np.int64)  # some classes may have no sample
+
+
+def _format_labels(classes: np.ndarray, labels: np.ndarray, written: np.ndarray) -> tuple[str, ...]:
+    """Formats classes [K]: 3, not 3.0; as they are `written` [n] where a float does not keep all digits."""
+    if classes.dtype.kind not in "biuf":
+        return _to_texts(classes)
+    if written.dtype.kind in "SUO" and np.abs(classes).max() >= 2**53:
+        return _to_texts(written[np.unique(labels, return_index=True)[1]])
+    return tuple(map(str, map(int, classes)))
 
 
 def _is_one_hot(y: np.ndarray) -> bool:

@@ -276,6 +276,7 @@ TABLES = [  # texts of a .csv
     ("a,label\n1,0\n1e300,1\n", "column 'a' has '1e300' in line 3, too large for float32; scale it"),
     ("a,label\n1700000000.5,0\n1700000003,1\n", "column 'a' has values from 1700000000.5 to 1700000003, which float32"),
     ("a,label\nnan,0\n", "sample 0 has a value that is not a finite number"),
+    ("a,label\n", "it has no samples"),
     ("a,label\n1,0\n2,\n", "line 3 has no label; fill it in"),
     ("a,label\n5,1\n6,nan\n", "line 3 has label = nan; fill it in, or leave the line out"),
     ("a,label\n5,NaN\n6,cat\n", "line 2 has label = NaN; fill it in"),
@@ -425,6 +426,12 @@ def test_labels_that_only_python_reads_as_numbers_are_names(y, tmp_path):
     assert found.class_names == tuple(name if isinstance(name, str) else name.decode() for name in y)
     with pytest.raises(DataError, match="expected numbers"):
         read_own(tmp_path / "my.npz", task_kind=TASK_KINDS["regression"]())
+
+
+@pytest.mark.parametrize("y", [np.array([7, 2**63 + 5], np.uint64), ["9345678901234567890", "22345678901234567891"]])
+def test_labels_of_many_digits_keep_them(y, tmp_path):
+    np.savez(tmp_path / "my.npz", x=X[:2], y=y)
+    assert read_own(tmp_path / "my.npz").written_labels == tuple(map(str, y))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
