@@ -129,10 +129,15 @@ def _has_changed(package: _Package) -> bool:
         return True
 
 
+def holds_installed(folder: Path) -> bool:
+    """Whether a folder is one into which packages are installed."""
+    return folder.name in ("site-packages", "dist-packages")
+
+
 @cache
 def _find_installed(name: str) -> str | None:
     """Returns the file of the installed module of this name; None if there is none."""
-    folders = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    folders = [folder for folder in sys.path if holds_installed(Path(folder))]
     editable = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder)
     specs = (spec for spec in (PathFinder.find_spec(name, folders), *editable) if spec is not None)
     return next((spec.origin for spec in specs if spec.origin is not None), None)

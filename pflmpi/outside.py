@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.folder_modules import MARK, import_file, parse, read_files
+from pflmpi.folder_modules import MARK, holds_installed, import_file, parse, read_files
 from pflmpi.machine import expand_path
 from pflmpi.text import short_repr
 
@@ -66,20 +66,21 @@ def load(reference: str) -> object:
 def code_hash(reference: str) -> str:
     """SHA-256 (hex) over the file of a reference and what it imports from its folder or package; executes no file."""
     place, _ = _split(reference)
-    if not place.endswith(".py"):
-        return _module_hash(place)
-    file = Path(place)
-    return _digest(file, file.parent, file.parent)
+    if place.endswith(".py"):
+        file = Path(place)
+        return _digest(file, file.parent, file.parent)
+    file, root = _find_module(place)
+    digest = _installed_digest if holds_installed(root) else _digest
+    return digest(file, root, root / place.partition(".")[0])
 
 
-@cache  # a large package takes seconds, and an imported module no longer changes
-def _module_hash(place: str) -> str:
+def _find_module(place: str) -> tuple[Path, Path]:
+    """The file of a module, and the folder in which its name begins."""
     spec = find_spec(place)
     if spec is None or spec.origin is None:
         raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
     file = Path(spec.origin)
-    root = file.parents[place.count(".") + (file.name == "__init__.py")]
-    return _digest(file, root, root / place.partition(".")[0])
+    return file, file.parents[place.count(".") + (file.name == "__init__.py")]
 
 
 def describe_cause(error: BaseException) -> str | None:
@@ -224,3 +225,6 @@ def _digest(file: Path, root: Path, within: Path) -> str:
     for path, content in read_files(file, root, within).items():
         total.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode() + content)
     return total.hexdigest()
+
+
+_installed_digest = cache(_digest)  # a large package takes seconds, and is installed once

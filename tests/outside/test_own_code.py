@@ -233,6 +233,18 @@ def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path
     assert code_hash(f"{tmp_path}/mine.py:Mine") != first
 
 
+def test_the_hash_of_a_module_is_that_of_its_files_as_they_are_now(tmp_path, monkeypatch):
+    package = tmp_path / "hashed_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mine.py").write_text("from . import beside\n")
+    (package / "beside.py").write_text("FACTOR = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = code_hash("hashed_package.mine:Mine")
+    (package / "beside.py").write_text("FACTOR = 2\n")
+    assert code_hash("hashed_package.mine:Mine") != before
+
+
 def write_helper(
     folder, number, text="from layers import Layer\n\n\ndef value(scores, labels):\n    return Layer().size\n"
 ):
