@@ -64,14 +64,18 @@ def load(reference: str) -> object:
 
 
 def code_hash(reference: str) -> str:
-    """SHA-256 (hex) over the file of a reference and what it imports from its folder or package; executes no file."""
+    """SHA-256 (hex) over the file of a reference and what it imports from its folder or package; executes no file.
+
+    Of an installed module without a package it is the file alone: beside it lie all installed packages.
+    """
     place, _ = _split(reference)
     if place.endswith(".py"):
         file = Path(place)
         return _digest(file, file.parent, file.parent)
     file, root = _find_module(place)
-    digest = _installed_digest if holds_installed(root) else _digest
-    return digest(file, root, root / place.partition(".")[0])
+    if holds_installed(root):
+        return _installed_digest(file, root, root / place.partition(".")[0])
+    return _digest(file, root, root if file.parent == root else root / place.partition(".")[0])
 
 
 def _find_module(place: str) -> tuple[Path, Path]:

@@ -245,6 +245,21 @@ def test_the_hash_of_a_module_is_that_of_its_files_as_they_are_now(tmp_path, mon
     assert code_hash("hashed_package.mine:Mine") != before
 
 
+@pytest.mark.parametrize(("folder", "is_covered"), [("own", True), ("site-packages", False)])
+def test_the_hash_of_a_module_without_a_package_covers_its_own_files_beside_it(
+    folder, is_covered, tmp_path, monkeypatch
+):
+    (tmp_path / folder).mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / folder))
+    name = f"hashed_alone_{is_covered}"
+    (tmp_path / folder / f"{name}.py").write_text("import beside\n")
+    (tmp_path / folder / "beside.py").write_text("FACTOR = 1\n")
+    before = code_hash(f"{name}:Mine")
+    (tmp_path / folder / "beside.py").write_text("FACTOR = 2\n")
+    outside._installed_digest.cache_clear()
+    assert (code_hash(f"{name}:Mine") != before) == is_covered
+
+
 def write_helper(
     folder, number, text="from layers import Layer\n\n\ndef value(scores, labels):\n    return Layer().size\n"
 ):
