@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # these need torch or an extra
     from torch import nn
 
     from pflmpi.analysis.personal_module import ClientSamples
+    from pflmpi.data.unseen import Division
     from pflmpi.experiment.build import Experiment
 
 
@@ -85,6 +86,7 @@ class Run:
     shown_path: str = ""
     _metrics: dict[tuple[str, int], np.ndarray | str | None] = field(default_factory=dict, init=False)
     _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
+    _experiments: dict[bool, "Experiment"] = field(default_factory=dict, init=False)  # by whether code may have changed
 
     @property
     def rounds(self) -> list[int]:
@@ -339,32 +341,43 @@ class Run:
         """The training and test samples of a client, before normalisation; needs torch and the data.
 
         Raises:
-            UserError: there is no such client; the data or code of the run is missing, or has changed.
+            UserError: there is no such client; the data or code of the run is missing, or gives other samples.
         """
         from pflmpi.analysis.personal_module import copy_client_samples
 
-        return copy_client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
+        return copy_client_samples(self.path, self._division.everyone, as_integer("client", client))
 
-    def model(self, client: int, round: int | None = None) -> "nn.Module":
+    def model(self, client: int, round: int | None = None, *, changed_code: bool = False) -> "nn.Module":
         """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
 
         It predicts as the client does, whatever the algorithm: it adapts first, or joins models. For a plain
         `torch.nn.Module` to train further, use `pflmpi export`.
+
+        Args:
+            changed_code: allow your own Python files to have changed since the run started.
 
         Raises:
             UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
         """
         from pflmpi.analysis.personal_module import build_personal_module
 
-        return build_personal_module(self.round(round), self._experiment, as_integer("client", client))
+        return build_personal_module(self.round(round), self._experiment(changed_code), as_integer("client", client))
 
     @cached_property
-    def _experiment(self) -> "Experiment":
+    def _division(self) -> "Division":
+        from pflmpi.experiment.restore import reopen_data
+
+        return reopen_data(self.path)
+
+    def _experiment(self, changed_code: bool) -> "Experiment":
         import torch
 
         from pflmpi.experiment.restore import reopen
 
-        return reopen(self.path, (), torch.device("cpu"))
+        if changed_code not in self._experiments:
+            device = torch.device("cpu")
+            self._experiments[changed_code] = reopen(self.path, (), device, changed_code=changed_code)
+        return self._experiments[changed_code]
 
     def fork(
         self,

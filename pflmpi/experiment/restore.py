@@ -14,9 +14,10 @@ import torch
 from pflmpi import outside, tree
 from pflmpi.atomic import remedy
 from pflmpi.config.load import Config
+from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, complete, draft, load_federation
+from pflmpi.experiment.build import Experiment, complete, divide, draft, load_federation
 from pflmpi.experiment.recorded_data import check_hash
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import KeptRows
@@ -177,12 +178,29 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
     Raises:
         CheckpointError: data, partition or frozen weights are not those that the run was made with.
     """
-    check_hash(run, "data", "data has", experiment.federation.dataset.digest)
-    check_hash(run, "partition", "partition has", experiment.division.digest)
+    _check_recorded(run, experiment.division)
     frozen = " ".join(["frozen part of the model", *experiment.weights, "has"])
     check_hash(run, "frozen", frozen, experiment.frozen_digest)
     normalisation = {name: tuple(values.tolist()) for name, values in _read_normalisation(run).items()}
     return replace(experiment, tasks=tuple(task.replace(**normalisation) for task in experiment.tasks))
+
+
+def reopen_data(run: Path) -> Division:
+    """Reopens the clients' data of a run; its code may have changed, as long as it gives the recorded data.
+
+    Raises:
+        CheckpointError: data or partition are not those that the run was made with.
+    """
+    config = stored_config.stored_config(run, ())
+    with outside.as_config_error():
+        division = divide(config, load_federation(config))
+    _check_recorded(run, division)
+    return division
+
+
+def _check_recorded(run: Path, division: Division) -> None:
+    check_hash(run, "data", "data has", division.trained.dataset.digest)
+    check_hash(run, "partition", "partition has", division.digest)
 
 
 def _read_normalisation(run: Path) -> dict[str, np.ndarray]:

@@ -14,11 +14,11 @@ import torch
 import own_code
 import pflmpi.errors
 import quick_run
-from pflmpi import outside
+from pflmpi import open_run, outside
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.errors import CheckpointError, ConfigError, PflmpiError
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.outside import code_hash
 
@@ -59,6 +59,23 @@ def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path, caplog):
     quick_run.resume(tmp_path / "run", ("training.rounds=2",), changed_code=True)
     assert "the code of algorithm has changed" in caplog.text and "going on with the changed code" in caplog.text
     quick_run.resume(tmp_path / "run", ("training.rounds=3",))  # what is recorded now is the changed code
+
+
+def test_samples_need_no_code_of_the_algorithm_and_a_model_may_be_had_with_changed_code(tmp_path):
+    run(own_code.write(tmp_path / "code"), tmp_path / "run", 1, "training.rounds=1")
+    before = open_run(tmp_path / "run")
+    samples, model = before.samples(1), before.model(1)
+    for name in ("mine", "squares"):
+        file = tmp_path / "code" / f"{name}.py"
+        file.write_text(file.read_text() + "\n# a comment\n")
+    now, x = open_run(tmp_path / "run"), torch.tensor(samples.test.x)
+    assert (now.samples(1).test.x == samples.test.x).all()
+    with pytest.raises(CheckpointError, match=r"the code of algorithm has changed .*in Python: changed_code=True"):
+        now.model(1)
+    assert torch.equal(now.model(1, changed_code=True)(x), model(x))
+    file.write_text(file.read_text().replace("default_rng(5)", "default_rng(6)"))
+    with pytest.raises(CheckpointError, match="the data has changed since"):
+        open_run(tmp_path / "run").samples(1)
 
 
 def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path):
