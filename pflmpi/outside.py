@@ -5,9 +5,8 @@ import hashlib
 import os
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,8 +15,8 @@ from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.folder_modules import MARK, holds_installed, import_file, parse, read_files
+from pflmpi.imported_modules import refuse_changed
 from pflmpi.machine import expand_path
-from pflmpi.text import short_repr
 
 
 def is_from_outside(kind: type) -> bool:
@@ -72,19 +71,20 @@ def code_hash(reference: str) -> str:
     if place.endswith(".py"):
         file = Path(place)
         return _digest(file, file.parent, file.parent)
-    file, root = _find_module(place)
-    if holds_installed(root):
-        return _installed_digest(file, root, root / place.partition(".")[0])
-    return _digest(file, root, root if file.parent == root else root / place.partition(".")[0])
+    file, root, within = _find_module(place)
+    return (_installed_digest if holds_installed(root) else _digest)(file, root, within)
 
 
-def _find_module(place: str) -> tuple[Path, Path]:
-    """The file of a module, and the folder in which its name begins."""
+def _find_module(place: str) -> tuple[Path, Path, Path]:
+    """The file of a module, the folder in which its name begins, and that of the files which its hash may cover."""
     spec = find_spec(place)
     if spec is None or spec.origin is None:
         raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
     file = Path(spec.origin)
-    return file, file.parents[place.count(".") + (file.name == "__init__.py")]
+    root = file.parents[place.count(".") + (file.name == "__init__.py")]
+    if file.parent == root:  # a module without a package
+        return file, root, file if holds_installed(root) else root
+    return file, root, root / place.partition(".")[0]
 
 
 def describe_cause(error: BaseException) -> str | None:
@@ -157,33 +157,11 @@ def _import_module(place: str) -> ModuleType:
                 "give a file, as path/to/file.py:CLASS"
             ) from error
     vars(module)[MARK] = True
-    _refuse_set_constants(module)
+    if module.__spec__ is not None and module.__spec__.has_location:
+        file, root, within = _find_module(place)
+        if file.is_file():  # and not in an archive
+            refuse_changed(module, read_files(file, root, file if holds_installed(root) else within), root)
     return module
-
-
-def _refuse_set_constants(module: ModuleType) -> None:
-    """Raise `ConfigError` for a literal of a module that has another value by now, which no other process would have.
-
-    Literals of mutable types, and names that are bound more than once, are left out.
-    """
-    tree = _read_source(module.__file__)
-    names = Counter(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    names.update(name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names)
-    for statement in tree.body:
-        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
-            continue
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-        if not isinstance(target, ast.Name) or names[target.id] > 1 or target.id not in vars(module):
-            continue
-        with suppress(ValueError, TypeError, AttributeError):
-            literal, value = ast.literal_eval(statement.value), vars(module)[target.id]
-            if isinstance(literal, Hashable) and (type(value), value) != (type(literal), literal):
-                raise ConfigError(
-                    f"{module.__name__}.{target.id} = {short_repr(value)}, but its file says {short_repr(literal)}, "
-                    "which every other process has; set it there, or make it an argument"
-                )
 
 
 @contextmanager

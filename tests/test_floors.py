@@ -26,6 +26,7 @@ FLOORS = {
         "module_names",
         "outside",
         "folder_modules",
+        "imported_modules",
         "regular_file",
         "contained_hdf5",
         "terminal",
