@@ -108,9 +108,13 @@ class ClientSamples(NamedTuple):
 
 
 def copy_client_samples(run: Path, federation: Federation, client: int) -> ClientSamples:
-    """Copies of a client's samples; raises `CheckpointError` if the run has no such client."""
+    """Copies of a client's samples, in the order that batches count in.
+
+    Raises:
+        CheckpointError: the run has no such client.
+    """
     if not 0 <= client < federation.num_clients:
         raise CheckpointError(f"{run} has clients 0 to {federation.num_clients - 1}; client {client} was requested")
     images, labels = federation.dataset.images, federation.dataset.labels
-    train, test = (np.sort(rows[client]) for rows in (federation.train, federation.test))
+    train, test = federation.train[client], federation.test[client]
     return ClientSamples(Samples(images[train], labels[train]), Samples(images[test], labels[test]))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,28 @@ def test_the_example_runs_in_every_way_with_the_same_bits(way, tmp_path):
 
 
 QUICK = {key: value for key, value in quick_run.QUICK.items() if key != "seed"}
+
+
+BACKWARDS = """
+def backwards(labels, clients, rng):
+    return [(own[:30][::-1], own[30:]) for own in np.array_split(rng.permutation(200), clients)]
+"""
+
+
+def test_the_loop_of_the_page_trains_as_the_run_does_whatever_the_order_of_the_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("import numpy as np\n" + BACKWARDS)
+    sections = {"data": {"name": "digits", "limit": 200}, "partition": {"name": "./mine.py:backwards", "clients": 4}}
+    training = {"rounds": 1, "epochs": 2, "participation": 0.5, "lr": 0.05}
+    config = Config(**sections, model="mlp", algorithm="fedavg", training=training)
+    server = pflmpi.run(config, out="runs/python", in_process=True, quiet=True).round(1).server
+    text = (ROOT / "docs" / "python.md").read_text().partition("## A loop of your own")[2]
+    names: dict[str, Any] = {}
+    exec(text.split("```")[1].removeprefix("python"), names)
+    assert len(names["trained"]) == 2
+    for path, array in server.items():
+        mean = sum(state["received." + path.replace("/", ".")] for state in names["trained"].values()) / 2
+        np.testing.assert_allclose(mean, array, atol=1e-6, err_msg="in another order of operations")
 
 
 def test_keywords_give_what_yaml_gives():
