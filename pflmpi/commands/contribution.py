@@ -5,7 +5,7 @@ pflmpi contribution runs/mine --clients 2,5 --out left-out
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.commands.launch import check_alone
@@ -70,21 +70,33 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
-    """Start or resume the run without a client, to its last round."""
+    """Start or resume the run without a client, to the last round of the whole run."""
     from pflmpi.analysis.run import Fork, read_run
     from pflmpi.python.run import run as start
     from pflmpi.store import config_file
 
     folder: Path = options.out / f"without-{client}"
+    before, changes = whole.config["training"], _training_without(whole, client)
     if not config_file.path(folder).exists():
         options.out.mkdir(parents=True, exist_ok=True)
-        whole.fork(folder, round=options.round, without_clients=[client])
-    forked, before = read_run(folder), whole.config["training"].get("without_clients") or []
-    expected = Fork(str(whole.recorded["run"]), options.round, ("training.without_clients",))
-    if forked.forked_from != expected or forked.config["training"]["without_clients"] != sorted({*before, client}):
+        whole.fork(folder, round=options.round, training=changes)
+    forked, keys = read_run(folder), sorted(key for key, value in changes.items() if before.get(key) != value)
+    expected = Fork(str(whole.recorded["run"]), options.round, tuple(f"training.{key}" for key in keys))
+    if forked.forked_from != expected or forked.config["training"] != {**forked.config["training"], **changes}:
         problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
-        raise ConfigError(f"{problem}; choose another --out")
+        raise ConfigError(f"{problem} and ends where that run did; choose another --out")
     return start(folder / "config.yaml", out=folder, resume=True, quiet=True, ranks=options.ranks)
+
+
+def _training_without(whole: "Run", client: int) -> dict[str, Any]:
+    """What to change in `training`: the client is left out, and `stop` does not end the run in another round."""
+    training = whole.config["training"]
+    changes: dict[str, Any] = {"without_clients": sorted({*(training.get("without_clients") or []), client})}
+    if not training.get("stop"):
+        return changes
+    if training.get("schedule") == "cosine" and training.get("decay_rounds") is None:  # falls as in the whole run
+        changes["decay_rounds"] = max(training["rounds"] - training["warmup"], 1)
+    return {**changes, "stop": None, "rounds": whole.newest()[0].number}
 
 
 def _mean_of_others(run: "Run", client: int) -> float:

@@ -64,11 +64,21 @@ def test_what_cannot_be_compared_is_refused(whole, tmp_path, capfd, monkeypatch)
     assert "start it without a launcher" in refused(whole)
 
 
-def test_runs_that_stop_early_are_compared_at_their_ends(tmp_path):
-    stop = {"metric": "train_loss", "patience": 1, "min_delta": 99}
-    quick_run.run(quick_run.settings(training={"rounds": 9, "stop": stop}, checkpoint={"keep": 0}), tmp_path / "run")
-    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 0
-    assert open_run(tmp_path / "out/without-2").stopped_early
+def test_a_run_that_stopped_early_is_compared_with_the_same_round_without_the_client(tmp_path):
+    training = {"rounds": 9, "schedule": "cosine", "stop": {"metric": "accuracy_mean", "patience": 1}}
+    quick_run.run(quick_run.settings(training=training, checkpoint={"keep": 0}), tmp_path / "run")
+    last = open_run(tmp_path / "run").rounds[-1]
+    assert last < 9
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "0") == 0
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "0") == 0  # again, nothing is left to do
+    retrained = quick_run.settings(
+        training={**training, "stop": None, "without_clients": [0]}, checkpoint={"keep": 0}
+    )  # which would stop in another round
+    quick_run.run(retrained, tmp_path / "retrained")
+    without = open_run(tmp_path / "out/without-0")
+    assert without.rounds[-1] == last
+    expected = open_run(tmp_path / "retrained").round(last).metrics["accuracy"]
+    np.testing.assert_array_equal(without.round(last).metrics["accuracy"], expected)
 
 
 def test_a_run_without_accuracies_is_refused(tmp_path, capfd):
