@@ -117,28 +117,41 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, a
     from pflmpi.scaling.results import read_results, write_table
 
     measured = read_results(out)
+    no_law = "" if to is None else _explain_no_law(measured, outcome)
+    reach = None if no_law else to
     files: list[Path] = []
     if whole:
         write_table(measured)
         files.append(out / "scale.csv")
     if whole and measured.measured:
-        write_page([measured], out, to)
+        write_page([measured], out, reach)
         files.append(out / PAGE)
-    law = None if to is None or outcome.signal else fit(measured, to)
+    law = None if reach is None else fit(measured, reach)
     if as_json:
-        print_json({**_experiment(measured), "files": files, "extrapolation": _extrapolation(law, to)})
+        print_json({**_experiment(measured), "files": files, "extrapolation": _extrapolation(law, reach)})
     else:
         _show(measured)
         for path in files:
             print(path)
-        if law is not None and to is not None:
-            print(summary(law, to, measured.measured[-1].ranks))
+        if law is not None and reach is not None:
+            print(summary(law, reach, measured.measured[-1].ranks))
+    if no_law:
+        show(PflmpiError(f"no extrapolation to {to} ranks: {no_law}"))
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return outcome.exit_code_of_signal
     if outcome.stopped:
         return Stopped.exit_code
     return _FAILED if outcome.failed or measured.problems else 0
+
+
+def _explain_no_law(measured: "Results", outcome: "SweepOutcome") -> str:
+    """Why no law is fitted to what was measured; "" if one is."""
+    from pflmpi.scaling.extrapolation import LEAST_POINTS
+
+    if (points := len(measured.measured)) < LEAST_POINTS:
+        return f"it needs {LEAST_POINTS} measured numbers of ranks, and there are {points}"
+    return "the measurement was stopped" if outcome.signal else ""
 
 
 def _experiment(measured: "Results") -> dict[str, Any]:

@@ -1,15 +1,23 @@
 """The serial fraction: found again where it is true, wide where points scatter, refused with too few points."""
 
 import csv
+import json
+import shutil
+import signal
 
 import numpy as np
 import pytest
+import yaml
 
+import quick_run
 import scale_folder
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
+from pflmpi.scaling import running
+from pflmpi.scaling.experiment import folder
 from pflmpi.scaling.extrapolation import fit
 from pflmpi.scaling.results import read_results
+from pflmpi.sweep.runs import SweepOutcome
 
 FIRST, SERIAL = 2.0, 0.125
 
@@ -61,6 +69,32 @@ def test_too_few_points_and_ranks_that_share_a_machine_are_refused(tmp_path):
     packed = read_results(scale_folder.measured(tmp_path / "packed", scale_folder.scaling([1, 2, 4], "packing")))
     with pytest.raises(ConfigError, match="says nothing of more machines"):
         fit(packed, 1000)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "num_measured", "code", "why"),
+    [
+        (SweepOutcome({"4 ranks, repeat 1": "no memory is left"}), 2, 1, "measured numbers of ranks, and there are 2"),
+        (SweepOutcome({"1 rank, repeat 1": "no memory is left"}), 0, 1, "measured numbers of ranks, and there are 0"),
+        (SweepOutcome(signal=signal.SIGTERM), 1, 75, "measured numbers of ranks, and there are 1"),
+        (SweepOutcome(signal=signal.SIGINT), 3, 130, "the measurement was stopped"),
+    ],
+)
+def test_what_was_measured_is_shown_also_where_it_cannot_be_extrapolated(
+    tmp_path, capfd, monkeypatch, outcome, num_measured, code, why
+):
+    out = scale_folder.measured(tmp_path / "s", scale_folder.scaling([1, 2, 4]))
+    for ranks in (1, 2, 4)[num_measured:]:
+        shutil.rmtree(folder(out, ranks))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    monkeypatch.setattr(running, "measure", lambda *_: outcome)
+    words = ["--ranks", "1,2,4", "--repeats", "2", "--rounds", str(scale_folder.ROUNDS), "--out", str(out)]
+    assert main(["scale", str(tmp_path / "c.yaml"), *words, "--to", "50", "--json"]) == code
+    shown, err = capfd.readouterr()
+    assert "no extrapolation to 50 ranks: " in err and f"{why}\n" in err
+    assert json.loads(shown)["extrapolation"] is None
+    assert [bool(point["runs"]) for point in json.loads(shown)["points"]] == [n < num_measured for n in range(3)]
+    assert (out / "scale.csv").exists() and (out / "scale.html").exists() == bool(num_measured)
 
 
 def test_the_page_draws_the_law_apart_from_what_was_measured(tmp_path, capfd):
