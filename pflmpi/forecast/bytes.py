@@ -115,8 +115,9 @@ def _extrapolate_size(more: int, first: int, second: int, third: int) -> int:
 
 _MAX_CHECKPOINTS = 200  # that are computed; later ones are assumed to be like these
 _NEVER = -1
-# Overhead in bytes of HDF5 and text, as measured in small runs: of a round file, and of a round's shards.
-_ROUND_FILE, _ROWS_FILE = 20 * 2**10, 16 * 2**10
+# Overhead in bytes of HDF5 and text, as measured in small runs: of a round file, a set of test results in it, and of a
+# round's shards.
+_ROUND_FILE, _RESULTS, _ROWS_FILE = 20 * 2**10, 6 * 2**10, 16 * 2**10
 _SHARED_ROW_BYTES = 2**24  # from so many bytes on, equal rows are surely stored once
 
 
@@ -162,9 +163,17 @@ def _count_row_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
 
 def _count_round_file_bytes(save: RoundSchedule, sizes: StateSizes) -> int:
     """Bytes of a round file: the server, stored messages, and metrics of clients and classes."""
-    n, classes = save.setup.task.num_clients, save.setup.task.num_classes
-    measured = 8 * n * (4 + (2 * classes + 2 + len(save.setup.executor.measures)) * save.evaluates)
-    return sizes.server + sizes.received + measured + _ROUND_FILE
+    setup, participants = save.setup, len(save.participants)
+    n, validates = setup.task.num_clients, setup.validation is not None
+    tested = [n] * (1 + validates) if save.evaluates else []  # clients of each set of results
+    if save.tests_trained:
+        tested.append(participants)
+    if save.unseen:
+        tested.append(len(save.unseen.clients))
+    result = 8 * (5 + len(setup.executor.measures)) + 4 * 2 * setup.task.num_classes  # of a client
+    measured = sum(tested) * result + len(tested) * _RESULTS
+    about_clients = 8 * n * (8 + validates) + 8 * 2 * participants  # ids, traffic, samples, places of rows; losses
+    return sizes.server + sizes.received + about_clients + measured + _ROUND_FILE
 
 
 def _count_kept_bytes(

@@ -1,6 +1,7 @@
 """Predicted bytes of checkpoints are about those that a run writes and keeps."""
 
 import h5py
+import numpy as np
 import pytest
 
 import quick_run
@@ -39,6 +40,36 @@ def test_what_stays_is_predicted(name, checkpoint, ranks, tmp_path):
 def test_files_of_a_small_run_are_about_as_large_as_predicted(tmp_path):
     world = planned_and_run(quick_run.settings(checkpoint={"keep": 0}), 2, tmp_path / "run")
     assert forecast_of(world).last == pytest.approx(on_disk(tmp_path / "run"), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("validation", "evaluation"),
+    [
+        (0.0, {}),
+        (0.2, {}),
+        (0.0, {"when": "both"}),
+        (0.0, {"unseen": 0.5}),
+        (0.2, {"when": "both"}),
+        (0.2, {"when": "both", "unseen": 0.5}),
+    ],
+)
+def test_no_run_writes_more_than_predicted_whatever_it_tests(validation, evaluation, tmp_path):
+    """Many clients and classes, so that most bytes are test results."""
+    drawn = np.random.default_rng(0)
+    labels = drawn.permutation(np.arange(2400) % 40)
+    np.savez(tmp_path / "data.npz", x=drawn.normal(size=(2400, 4)).astype(np.float32), y=labels)
+    raw = quick_run.settings(
+        data={"path": str(tmp_path / "data.npz"), "limit": None, "validation": validation},
+        partition={"name": "iid", "clients": 150},
+        model={"name": "logistic"},
+        algorithm={"name": "fedavg"},
+        training={"rounds": 2},
+        evaluation=evaluation,
+        checkpoint={"keep": 0},
+    )
+    world = planned_and_run(raw, 1, tmp_path / "run")
+    written = on_disk(tmp_path / "run")
+    assert written <= forecast_of(world).last < 1.1 * written
 
 
 def test_nothing_is_written(monkeypatch):
