@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
 _CONTROL_CALLS = 2  # collective calls of a round besides messages: the report, and the agreement to go on
-_MIN_ROUNDS, _MAX_ROUNDS = 20, 200  # rounds that are scheduled, so that one with an evaluation is among them
+_MIN_ROUNDS, _MAX_ROUNDS = 20, 200  # first rounds that are scheduled
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Forecast:
 
     Attributes:
         experiment, setup, ranks: what would run, and where.
-        opening, rounds: schedule of what precedes the first round, and of the first rounds.
+        opening, rounds: schedule of what precedes the first round, and of the first rounds; if none of these has an
+            evaluation, the last one is the first that has.
         measured: costs on this machine.
         loading: seconds to load data and set up, in one process on this machine.
     """
@@ -116,7 +118,7 @@ class Forecast:
             return None
         train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
         moved = sum(wire for _, _, wire in self.bytes_per_round())
-        calls = _CONTROL_CALLS + float(np.mean([sum(call.moved > 0 for call in plan.calls) for plan in self.rounds]))
+        calls = _CONTROL_CALLS + float(_mean(self.rounds, lambda plan: sum(call.moved > 0 for call in plan.calls)))
         here = self.resources
         return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
 
@@ -124,10 +126,10 @@ class Forecast:
         """Returns (direction, logical bytes, bytes between ranks) for up and down: means of the first rounds."""
         if not self.rounds:
             return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
-        logical = np.sum([(plan.up_bytes.sum(), plan.down_bytes.sum()) for plan in self.rounds], 0)
-        wire = [wire_bytes(plan.calls) for plan in (self.opening, *self.rounds)]
-        means = (logical / len(self.rounds)).tolist(), (np.sum(wire, 0) / len(self.rounds)).tolist()
-        return list(zip(("up", "down"), *means, strict=True))
+        logical = _mean(self.rounds, lambda plan: (plan.up_bytes.sum(), plan.down_bytes.sum()))
+        wire = _mean(self.rounds, lambda plan: wire_bytes(plan.calls))
+        wire = wire + np.array(wire_bytes(self.opening.calls)) / self.rounds[-1].round
+        return list(zip(("up", "down"), logical.tolist(), wire.tolist(), strict=True))
 
 
 def predict(config: Config, resources: Resources) -> Forecast:
@@ -144,8 +146,7 @@ def predict(config: Config, resources: Resources) -> Forecast:
     ready = setup(experiment, ranks.count, ranks.slots)
     loading = time.perf_counter() - began
     sizes = compute_state_sizes(experiment)
-    num_rounds = min(max(_MIN_ROUNDS, config.evaluation.every), _MAX_ROUNDS)
-    opening, *rounds = islice(schedule(ready, config.evaluation, config.checkpoint, None), 1 + num_rounds)
+    opening, rounds = _schedule_first_rounds(ready, config)
     measured = measure_cohorts(ready, rounds, sizes, on_gpu, process.resident)
     most_resident = experiment.most_resident((resources.gpu_memory or math.inf) * ranks.runtime.gpu_memory)
     on_disk = config.runtime.state == "disk"
@@ -163,6 +164,23 @@ def predict(config: Config, resources: Resources) -> Forecast:
         measured=measured,
         loading=loading,
     )
+
+
+def _schedule_first_rounds(ready: Setup, config: Config) -> tuple[RoundSchedule, list[RoundSchedule]]:
+    """The opening and the first rounds, then the first round with an evaluation if that is a later one."""
+    num_rounds = min(max(_MIN_ROUNDS, config.evaluation.every), _MAX_ROUNDS)
+    rounds_ahead = schedule(ready, config.evaluation, config.checkpoint, None)
+    opening, *rounds = islice(rounds_ahead, 1 + num_rounds)
+    if not any(plan.evaluates for plan in rounds):
+        rounds += islice((plan for plan in rounds_ahead if plan.evaluates), 1)
+    return opening, rounds
+
+
+def _mean(rounds: Sequence[RoundSchedule], value: Callable[[RoundSchedule], Any]) -> Any:
+    """Mean of a value over all rounds up to the last; those that are missing before it are like the others."""
+    others = len(rounds) - 1
+    weights = [*[(rounds[-1].round - 1) / max(others, 1)] * others, 1]
+    return np.average([value(plan) for plan in rounds], 0, weights)
 
 
 def _choose_transport(config: Config, ranks: int) -> TransportName:
@@ -224,10 +242,10 @@ def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], c
             seconds += _slowest_rank_seconds(ranks, cores, plan.training, lambda group: costs.test(group).seconds)
         return seconds + (_slowest_rank_seconds(ranks, cores, plan.unseen.groups, costs.unseen) if plan.unseen else 0.0)
 
-    train = [
-        _slowest_rank_seconds(ranks, cores, plan.training, lambda group: costs.train(group).seconds) for plan in rounds
-    ]
-    return float(np.mean(train)), float(np.mean([testing(plan) for plan in rounds]))
+    def training(plan: RoundSchedule) -> float:
+        return _slowest_rank_seconds(ranks, cores, plan.training, lambda group: costs.train(group).seconds)
+
+    return float(_mean(rounds, training)), float(_mean(rounds, testing))
 
 
 def _slowest_rank_seconds(

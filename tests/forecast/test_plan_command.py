@@ -13,6 +13,7 @@ import yaml
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.cli import main
+from pflmpi.config.load import load
 from pflmpi.forecast import advice, forecast
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.store import metrics_file
@@ -214,6 +215,24 @@ def test_says_which_ranks_are_of_no_use(sections, ranks, note, machine):
     code, shown, _ = machine.plan(machine.config(**sections), "--ranks", ranks)
     assert code == 0
     assert note in shown
+
+
+def test_an_evaluation_after_many_rounds_counts_as_often_as_it_comes(machine, monkeypatch):
+    """One client trains at a time, on one rank; all are tested in round 300, with unseen ones."""
+    training, evaluation = {"rounds": 600, "participation": 0.15}, {"every": 300, "unseen": 0.3}
+    sections = {"training": training, "evaluation": evaluation, "runtime": {"executor": "loop"}}
+    config = load(machine.config("fedavg", **sections))
+    here = forecast.Resources(4, 1, 0, 4, memory=2**40, gpu_memory=None, delay=None, rate=None)
+    planned = forecast.predict(config, here)
+    assert planned.seconds.test > 0
+    assert not [note for note in advice.find_useless_ranks(planned) if "nothing to do" in note]
+    monkeypatch.setattr(forecast, "_MAX_ROUNDS", 300)
+    whole = forecast.predict(config, here)
+    for (_, *means), (_, *expected) in zip(planned.bytes_per_round(), whole.bytes_per_round(), strict=True):
+        assert means == pytest.approx(expected)
+    costs = planned.measured.costs
+    test = [forecast.compute_seconds(planned.ranks, 4, rounds, costs)[1] for rounds in (planned.rounds, whole.rounds)]
+    assert test[0] == pytest.approx(test[1])
 
 
 def test_is_refused_under_a_launcher(machine, monkeypatch):
