@@ -117,6 +117,25 @@ def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(words, variab
     assert "OMPI_MCA_mpi_yield_when_idle=1" in rest
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("python", "own.py", "-n", "500", "--host", "localhost"),
+        ("/opt/bin/python3.11", "own.py", "-n", "auto"),
+        ("./own.py", "-c", "x"),
+        ("apptainer", "exec", "-H", "/home", "-c", "pflmpi.sif", "pflmpi", "run", "a.yaml"),
+        ("nice", "-n", "19", "pflmpi", "run", "a.yaml"),
+    ],
+)
+def test_mpirun_reads_its_own_words_alone_and_not_those_of_the_program(program, tmp_path):
+    bench = Bench(tmp_path, "mpirun")
+    code, first, rest = bench.call("-n", "5", *program)
+    assert code == 0 and first.endswith(f"-n 5 {' '.join(program)}"), rest
+    assert "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in rest, "for 5 ranks on 4 cores of one machine"
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    assert "hwloc_default_binding_policy" not in bench.call("-n", "8", *program, **job)[2], "ranks are bound in a job"
+
+
 @pytest.mark.parametrize(("home", "other"), [(True, False), (False, False), (False, True)])
 def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
     """.venv, which is used where no environment is active, may bring an mpirun that knows nothing of the cluster."""
@@ -251,7 +270,8 @@ def test_torchrun_is_told_of_a_program_before_the_script(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     assert "--no-python" in bench.call("--nproc-per-node=2", "python", "own.py", "a")[1]
     assert "--no-python" in bench.call("--nproc-per-node=2", "pflmpi", "run", "a.yaml")[1]
-    for words in (["own.py", "a"], ["-m", "pflmpi", "run", "a.yaml"]):
+    assert "--no-python" in bench.call("--nproc-per-node=2", "/opt/bin/python3.11", "own.py")[1]
+    for words in (["own.py", "--tag", "pflmpi"], ["-m", "pflmpi", "run", "a.yaml"]):
         assert "--no-python" not in bench.call("--nproc-per-node=2", *words)[1]
 
 
