@@ -114,7 +114,8 @@ def _list_differences(before: Scaling, now: Scaling) -> Sequence[str]:
 
     def values(scaling: Scaling) -> Mapping[str, Any]:
         own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
-        return {**own, **by_key(scaling.config)}
+        first = {"first number of --ranks": scaling.base} if before.mode == now.mode == "weak" else {}
+        return {**own, **first, **by_key(scaling.config)}
 
     changed = find_differences(values(before), values(now))
     return [f"{key} = {old!r} there, {new!r} now" for key, (old, new) in changed.items()]

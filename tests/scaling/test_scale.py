@@ -13,6 +13,7 @@ import quick_run
 import scale_folder
 from pflmpi import machine
 from pflmpi.config.load import parse
+from pflmpi.errors import ConfigError
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.results import PARTS, format_table, read_results, write_table
@@ -54,6 +55,14 @@ def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path):
         experiment.join(scale_folder.scaling([1], training={"lr": 0.2}), tmp_path)
     with pytest.raises(Exception, match="mode = 'strong' there, 'weak' now"):
         experiment.join(scale_folder.scaling([1], "weak"), tmp_path)
+
+
+def test_a_weak_experiment_keeps_the_ranks_for_which_the_configuration_has_the_clients(tmp_path):
+    experiment.write(scale_folder.scaling([2], "weak"), tmp_path)
+    with pytest.raises(ConfigError, match=r"first number of --ranks = 2 there, 1 now; choose another --out"):
+        experiment.join(scale_folder.scaling([1, 2], "weak"), tmp_path)
+    joined = experiment.join(scale_folder.scaling([2, 4], "weak"), tmp_path)
+    assert [joined.clients(ranks) for ranks in joined.ranks] == [7, 14]
 
 
 def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
