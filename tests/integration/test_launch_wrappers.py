@@ -165,8 +165,8 @@ def test_mpirun_of_a_module_wins_over_the_one_of_venv(home, other, tmp_path):
 @pytest.mark.parametrize(
     "script, submit, next_job",
     [
-        ("train.pbs", "qsub", "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs"),
-        ("train.lsf", "bsub", "submits #!/bin/bash with a.yaml runs/a 235"),
+        ("train.pbs", "qsub", "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235,CONTINUES=yes slurm/train.pbs"),
+        ("train.lsf", "bsub", "submits #!/bin/bash with a.yaml runs/a 235 CONTINUES=yes"),
     ],
 )
 def test_the_script_of_another_batch_system_warns_before_the_end_and_continues_in_another_job(
@@ -195,15 +195,20 @@ def test_the_script_of_another_batch_system_ends_after_five_jobs_in_a_row_withou
     bench.program("mpirun", f'{FAKE_RUN}[ -z "$ROUND" ] || touch {run}/"$ROUND"; exit 75')
     bench.environment |= {"OUT": "~/a" if script == "train.pbs" else str(run), "HOME": str(tmp_path / "home")}
 
-    def job(round=""):
-        environment = {**bench.environment, "ROUND": round}
+    handed_over = {}
+
+    def job(round="", submission=False):
+        environment = {**bench.environment, "ROUND": round, **({} if submission else handed_over)}
         done = processes.call(["bash", str(ROOT / "slurm" / script)], env=environment)
         assert done.returncode == 75
+        handed_over.update({"CONTINUES": "yes"} if "CONTINUES=yes" in done.stdout else {})
         return "submits " in done.stdout, "five starts in a row were stopped before a round" in done.stderr
 
     assert [job() for _ in range(4)] == [(True, False)] * 4
     assert job("round_00003.h5") == (True, False)
-    assert [job() for _ in range(5)] == [(True, False)] * 4 + [(False, True)]
+    assert [job() for _ in range(4)] == [(True, False)] * 4
+    assert job(submission=True) == (True, False), "the first of five: the job before was deleted"
+    assert [job() for _ in range(4)] == [(True, False)] * 3 + [(False, True)]
 
 
 def other_batch_system(folder):
@@ -214,7 +219,7 @@ def other_batch_system(folder):
     bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
     bench.program("mpirun", FAKE_RUN + 'echo "$@"; exit 75')
     bench.program("qsub", 'echo submits "$@"')
-    bench.program("bsub", 'read -r line; echo submits "$line" with $(printenv CONFIG OUT MINUTES)')
+    bench.program("bsub", 'read -r line; echo submits "$line" with "$CONFIG $OUT $MINUTES CONTINUES=$CONTINUES"')
     variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(folder), "LS_SUBCWD": str(folder)}
     bench.environment |= variables
     return bench
