@@ -120,6 +120,11 @@ class Algorithm(ABC):
     needs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     any_task: ClassVar[bool] = False
 
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether a loss is no mean over the samples of a batch, so that `training.micro_batch` is refused."""
+        return False
+
     def without_effect(self) -> Mapping[str, tuple[Any, ...]]:
         """The entries of `needs` for the fields that have no effect with this object's values."""
         return {field: need for field, need in self.needs.items() if getattr(self, need[0]) not in need[1:]}

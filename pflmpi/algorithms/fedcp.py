@@ -63,6 +63,11 @@ class FedCP(WeightedSharedParts):
         float, Field(ge=0, description="how strongly personal features are drawn to global ones (lambda)")
     ] = 5.0
 
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss compares all pairs of samples."""
+        return self.alignment_weight > 0
+
     def init_model(self, task: Task) -> Tree:
         return {**task.init(), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
 

@@ -105,6 +105,11 @@ class FedGMH(Algorithm):
             object.__setattr__(self, "predicts_with", ("heads",))
 
     @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss is a mean over those samples of the batch whose label is present."""
+        return self.label_turnover is not None
+
+    @property
     def one_head(self) -> bool:
         """Whether the server keeps a single global head."""
         return self.variant in ("onehead", "oneavg")

@@ -67,6 +67,11 @@ class FedProto(Algorithm):
         Field(description="each sample is drawn to its class mean, or the mean of each class of a batch"),
     ] = "samples"
 
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss has class means of the batch."""
+        return self.loss_on == "means" and self.prototype_weight > 0
+
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}
 

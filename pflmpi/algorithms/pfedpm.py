@@ -86,6 +86,11 @@ class PFedPM(Algorithm):
     relation_lr: Annotated[float | None, Field(gt=0, description="null: the model's")] = None
     bounds: Annotated[bool, Field(description="estimate the bounds on lambda and eta that ensure convergence")] = False
 
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss has class means of the batch."""
+        return self.prototype_weight > 0
+
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}
 

@@ -63,18 +63,28 @@ def check_options(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
         ("keep_optimizer", adam or training.momentum > 0, "momentum, or training.optimizer: adam or adamw"),
     ):
         _check_effect(training, key, allowed, where)
-    if training.micro_batch is not None and type(task.kind).weights is not TaskKind.weights:
-        raise ConfigError(
-            f"training.micro_batch = {training.micro_batch} with data.task {type(task.kind).__name__.lower()}, "
-            "whose samples count differently in the mean of a batch, so that gradients of its parts do not add up to "
-            "that of the batch; leave it null, and lower training.batch_size"
-        )
+    _check_micro_batch(algorithm, task)
     _check_simulation(algorithm, task)
     if training.keep_optimizer and not algorithm.trainings(task):
         raise ConfigError(
             f"training.keep_optimizer: {kind} has no training whose optimizer could go on in the next round "
             "(`trainings`); set it to false"
         )
+
+
+def _check_micro_batch(algorithm: Algorithm, task: Task) -> None:
+    if (size := task.training.micro_batch) is None:
+        return
+    if type(task.kind).weights is not TaskKind.weights:
+        why = f"data.task {type(task.kind).__name__.lower()}, whose samples count differently in the mean of a batch"
+    elif algorithm.needs_whole_batch:
+        why = f"{type(algorithm).__name__}, whose loss with these options is no mean over the samples of a batch"
+    else:
+        return
+    raise ConfigError(
+        f"training.micro_batch = {size} with {why}, so that gradients of its parts do not add up to that of the batch; "
+        "leave it null, and lower training.batch_size"
+    )
 
 
 def _begins_differently(algorithm: Algorithm, task: Task) -> bool:

@@ -17,6 +17,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.bisection import differing_arrays
 from pflmpi.analysis.run import open_run
 from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
 from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.evaluation import compute_newcomer_messages
@@ -105,6 +106,24 @@ def replayed_steps_are_the_steps(runs: Runs) -> None:
     with without_replay():
         plain = run(raw, runs.folder / "plain")
     assert replayed == plain, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
+
+
+def micro_batches_are_the_batch(runs: Runs, tolerance: float = _ROUNDING) -> None:
+    """Two rounds in micro batches end as those of whole batches, within rounding, or micro batches are refused."""
+    raw = runs.settings(training={"micro_batch": 3, "rounds": 2}, runtime={"executor": "loop"})
+    try:
+        experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    except ConfigError as refusal:
+        assert "training.micro_batch = 3 with" in str(refusal)
+        return
+    algorithm, architecture = experiment.config.algorithm, experiment.tasks[0].architecture
+    if algorithm.draws_noise or architecture.draws_noise or architecture.has_batch_norm:
+        return  # differs between micro batches
+    run(raw, runs.folder / "micro")
+    whole, micro = state_of(runs.get("loop")[0], 2), state_of(runs.folder / "micro", 2)
+    for path, array in whole.items():
+        if array.dtype != bool or path.startswith("server/"):
+            np.testing.assert_allclose(micro[path], array, atol=tolerance, err_msg=f"{path} (see needs_whole_batch)")
 
 
 def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
@@ -232,6 +251,9 @@ class AlgorithmTests:
     def test_loop_and_lanes_agree_within_rounding(self, runs: Runs) -> None:
         if "lanes" in self.executors:
             loop_and_lanes_agree(runs, self.tolerance)
+
+    def test_micro_batches_are_the_batch_or_are_refused(self, runs: Runs) -> None:
+        micro_batches_are_the_batch(runs, self.tolerance)
 
     def test_replayed_steps_are_the_steps(self, runs: Runs) -> None:
         if "lanes" in self.executors:

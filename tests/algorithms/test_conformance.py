@@ -60,6 +60,18 @@ def test_loop_and_lanes_agree_within_rounding(case, runs):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_micro_batches_are_the_batch_or_are_refused(case, runs):
+    conformance.micro_batches_are_the_batch(runs(case))
+
+
+@pytest.mark.parametrize("options", [{"name": "pfedpm"}, {"name": "fedproto", "loss_on": "means"}], ids=str)
+def test_without_its_term_of_class_means_a_loss_takes_micro_batches(options, tmp_path):
+    without = Runs({"algorithm": {**options, "prototype_weight": 0.0}}, tmp_path)
+    assert not without.experiment().config.algorithm.needs_whole_batch
+    conformance.micro_batches_are_the_batch(without)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_newcomers_are_the_same_in_loop_and_lanes(case, runs):
     conformance.newcomers_agree(runs(case))
 
