@@ -1,5 +1,6 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -387,7 +388,13 @@ def only_largest_client(division: Division) -> Division:
 
 
 class OneStep(Loop):
-    """The loop executor, with only the first batch of each pass."""
+    """The loop executor, with only the first batch of each pass, whatever the deadline."""
+
+    @functools.cached_property
+    def participation(self) -> Participation:
+        """Without a deadline: the speed of client 0 is not that of the client that is tried as client 0."""
+        participation = super().participation
+        return replace(participation, training=participation.training.model_copy(update={"deadline": None}))
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
         return super().order(client, round, name, length, state)[:1]
@@ -395,7 +402,7 @@ class OneStep(Loop):
     def takes_step(self, trainings: tuple[str, ...]) -> bool | None:
         """Whether client 0 takes an optimizer step of these trainings (() for any) in one of the first rounds.
 
-        None where it has no minibatch in any of these rounds.
+        None where it has no minibatch in any of these rounds, or only for fine-tuning (`adapts_with`).
         """
         rounds = range(1, min(self.tasks[0].training.rounds, _MOST_TRIED) + 1)
         results = []
@@ -409,7 +416,8 @@ class OneStep(Loop):
         """As `takes_step` for one round, with the messages of the first."""
         task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
         state = initial_client(self.algorithm, task.replace(device=HOST), 0)
-        if not any(self.order(0, round, name, length, state) for name, length in passes.items()):
+        filled = [name for name, length in passes.items() if self.order(0, round, name, length, state)]
+        if not filled:
             return None
         rng = stream(task.seed, round, 0, "one step")
         received: Tree = {**make_up_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
@@ -417,4 +425,5 @@ class OneStep(Loop):
         state, received = tree.to(state, self.device), tree.to(received, self.device)
         with calling(self.algorithm, "client_update", round, [0]):
             self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
-        return local.counted
+        only_to_adapt = set(filled) <= set(self.algorithm.adapts_with)
+        return None if only_to_adapt and not local.counted else local.counted

@@ -218,6 +218,19 @@ def test_a_client_without_a_minibatch_does_not_speak_for_the_others(tmp_path):
     assert experiment.federation.num_train[0] < 10
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedavg_ft"])
+@pytest.mark.parametrize("option", [{"momentum": 0.9}, {"stop": {"metric": "train_loss", "patience": 2}}], ids=str)
+def test_a_client_without_a_step_before_the_deadline_does_not_speak_for_the_others(option, name):
+    slow = {"step_seconds": 1.0, "step_spread": 1.0, "deadline": 1.2, "participation": 1.0}  # client 0 takes 2.1 s
+    raw = quick_run.settings({"algorithm": {"name": name}}, training={**slow, **option})
+    assert prepare(parse(raw), HOST)
+
+
+def test_options_of_the_optimizer_are_those_of_fine_tuning_too():
+    raw = quick_run.settings({"algorithm": {"name": "fedavg_ft"}}, training={"epochs": 0, "momentum": 0.9})
+    assert prepare(parse(raw), HOST)
+
+
 def test_an_algorithm_that_does_not_take_made_up_messages_is_not_refused(tmp_path):
     check = "        assert not down['model']['head']['bias'].any(), 'the bias starts at zero'\n"
     (tmp_path / "own.py").write_text(OWN_STEPS.replace("        model = tree", f"{check}        model = tree"))
