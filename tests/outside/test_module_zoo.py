@@ -102,9 +102,15 @@ class FrozenConvolutional(Convolutional):
 
 
 class InstanceNormed(Convolutional):
+    tracked = True
+
     def make(self) -> None:
-        norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=self.tracked)
         self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+
+
+class UntrackedInstances(InstanceNormed):
+    tracked = False
 
 
 class Untracked(Normed):
@@ -1063,6 +1069,16 @@ def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path):
         states.append(state_of(tmp_path / precision, 1))
     for path, array in states[0].items():
         assert np.linalg.norm(states[1][path] - array) <= 0.05 * np.linalg.norm(array), path
+
+
+@pytest.mark.parametrize("kind", [Normed, LayerNormed, GroupNormed, UntrackedInstances], ids=lambda k: k.__name__)
+def test_in_bfloat16_norms_in_lanes_agree_with_the_loop(kind, tmp_path):
+    training, states = {**TRAINING, "steps": 2, "batch_size": 10, "precision": "bf16"}, []
+    for executor in ("loop", "lanes"):
+        quick_run.run(settings(kind, training=training, runtime={"executor": executor}), tmp_path / executor)
+        states.append(state_of(tmp_path / executor, 1))
+    for path, array in states[0].items():
+        np.testing.assert_allclose(states[1][path], array, rtol=0, atol=2**-8, err_msg=path)  # bits of the mantissa
 
 
 @pytest.mark.parametrize("algorithm", ["fedcp", "fedfcd", "fedgh", "fedgmh"])
