@@ -164,6 +164,7 @@ def _experiment(measured: "Results") -> dict[str, Any]:
         "rounds": scaling.rounds,
         "points": [_point(measured, point) for point in measured.points],
         "problems": measured.problems,
+        "notes": measured.notes,
     }
 
 
@@ -208,6 +209,8 @@ def _show(measured: "Results") -> None:
         table.add_row(*row, style=None if point.same_bits else "bold red")
     terminal.print(f"{mode}: {TITLES[mode]}; medians of {rounds} rounds, the first left out; seconds, bytes of memory")
     terminal.print(table)
+    for note in measured.notes:
+        terminal.print(note, soft_wrap=True)
     for record in {hardware(run.record): run.record for point in measured.measured for run in point.runs}.values():
         terminal.print(f"{hardware(record)}; pflmpi {record['pflmpi']} {record['commit']}, torch {record['torch']}")
     for problem in measured.problems:

@@ -12,6 +12,7 @@ import quick_run
 import scale_folder
 from pflmpi.analysis.plots import Curves, Stack
 from pflmpi.cli import main
+from pflmpi.commands import scale
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.page import plot_figures
@@ -64,7 +65,7 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, 
         assert {line["curve"] for line in csv.DictReader(file)} == {"strong", "other", "ideal"}
 
 
-def test_what_no_checkpoint_vouches_for_is_said_on_the_page_and_in_the_latex_table(tmp_path):
+def test_what_no_checkpoint_vouches_for_is_said_below_the_tables_and_on_the_page(tmp_path, capsys):
     found = scale_folder.scaling([1], repeats=1)
     out, run = scale_folder.measured(tmp_path / "s", found), runs(found)[0].run(tmp_path / "s")
     shutil.rmtree(run)
@@ -75,6 +76,8 @@ def test_what_no_checkpoint_vouches_for_is_said_on_the_page_and_in_the_latex_tab
     assert main(["report", str(out)]) == 0
     note = "1 rank, repeat 1: metrics of round 4 are not vouched for by a checkpoint"
     assert note in (out / "scale.html").read_text() and f"% {note}\n" in (out / "scale.tex").read_text()
+    scale._show(read_results(out))
+    assert note in capsys.readouterr().out
 
 
 def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
