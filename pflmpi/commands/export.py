@@ -6,7 +6,7 @@ pflmpi export runs/mine --all -o one.h5
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,9 +17,11 @@ from pflmpi.registry import format_unknown_name
 from pflmpi.text import format_bytes, format_ranges, pluralize, printable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pflmpi.analysis.checkpoint import Checkpoint
 
-Format = tuple[str, Callable[[Any, BinaryIO, Any], Any]]  # the library, and the function that writes with it
+State = dict[str, "np.ndarray"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_all(options)
     if options.compress:
         raise ConfigError("--compress goes with --all; leave it out")
-    write = _writer(options.out, "-o", _MODELS)
+    write = _writer(options.out)
     arguments.check_output(options.out, "-o", options.force)
     opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)
@@ -108,9 +110,11 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _run_table(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.run import read_run
+    from pflmpi.analysis.run import import_extra, read_run
 
-    path, write = options.table, _writer(options.table, "--table", _TABLES)
+    path = options.table
+    if path.suffix not in _TABLES:
+        raise ConfigError(f"--table {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_TABLES))}")
     others = {
         "-o": options.out is not None,
         "--leaf": options.leaf is not None,
@@ -120,6 +124,8 @@ def _run_table(options: argparse.Namespace) -> int:
     for name, is_given in others.items():
         if is_given:
             raise ConfigError(f"{name} cannot go with --table; leave one of them out")
+    library, write = _TABLES[path.suffix]
+    import_extra(library, f"--table {path}", library)
     arguments.check_output(path, "--table", options.force)
     opened = read_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])
@@ -138,18 +144,19 @@ def _score(round: "Checkpoint", client: int) -> str:
     return f"in the run it was right for {correct} of the client's {total} test samples\n"
 
 
-def _writer(path: Path, option: str, formats: Mapping[str, Format]) -> Callable[[BinaryIO, Any], None]:
+def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
     """The function that writes files with the suffix of `path`; raises `ConfigError` if its library is missing."""
-    if path.suffix not in formats:
-        raise ConfigError(f"{option} {path}: {format_unknown_name('suffix', path.suffix or 'none', list(formats))}")
-    library, write = formats[path.suffix]
+    if path.suffix not in _WRITERS:
+        raise ConfigError(f"-o {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_WRITERS))}")
+    library, install, write = _WRITERS[path.suffix]
     try:
         module = import_module(library)
     except ImportError as error:
-        name = library.partition(".")[0]
-        needs = f"{option} {path} needs {name}, which is not installed: `pip install {name}`"
-        raise ConfigError(f"{needs}, or choose another of {', '.join(formats)}") from error
-    return lambda file, content: write(module, file, content)
+        raise ConfigError(
+            f"-o {path}: {path.suffix} files need a library that is not installed; `pip install {install}`, "
+            "or choose .npz, which needs none"
+        ) from error
+    return lambda file, state: write(module, file, state)
 
 
 def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> None:
@@ -162,15 +169,24 @@ def _save(path: Path, content: Any, write: Callable[[BinaryIO, Any], None]) -> N
         write(file, content)
 
 
-_TABLES: dict[str, Format] = {
-    ".csv": ("pandas", lambda _, file, table: table.to_csv(file, index=False)),
-    ".parquet": ("pyarrow", lambda _, file, table: table.to_parquet(file, index=False)),
+def _pt(torch: Any, file: BinaryIO, state: State) -> None:
+    torch.save({name: torch.tensor(array) for name, array in state.items()}, file)
+
+
+def _safetensors(library: Any, file: BinaryIO, state: State) -> None:
+    file.write(library.save({name: array.copy(order="C") for name, array in state.items()}))
+
+
+def _npz(numpy: Any, file: BinaryIO, state: State) -> None:
+    numpy.savez(file, **state)
+
+
+_TABLES: dict[str, tuple[str, Callable[[BinaryIO, Any], None]]] = {
+    ".csv": ("pandas", lambda file, table: table.to_csv(file, index=False)),
+    ".parquet": ("pyarrow", lambda file, table: table.to_parquet(file, index=False)),
 }
-_MODELS: dict[str, Format] = {
-    ".pt": ("torch", lambda torch, file, state: torch.save({k: torch.tensor(v) for k, v in state.items()}, file)),
-    ".safetensors": (
-        "safetensors.numpy",
-        lambda library, file, state: file.write(library.save({k: v.copy(order="C") for k, v in state.items()})),
-    ),
-    ".npz": ("numpy", lambda numpy, file, state: numpy.savez(file, **state)),
+_WRITERS: dict[str, tuple[str, str, Callable[[Any, BinaryIO, State], None]]] = {
+    ".pt": ("torch", "torch", _pt),
+    ".safetensors": ("safetensors.numpy", "safetensors", _safetensors),
+    ".npz": ("numpy", "numpy", _npz),
 }
