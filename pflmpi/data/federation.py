@@ -57,9 +57,10 @@ class Federation:
         writers, names = self.dataset.writers, self.dataset.written_clients
         if writers is None or not names:
             return ()
-        numbers = [np.unique(writers[samples]) for samples in self.train]
-        one_each = len(np.unique(np.concatenate(numbers))) == self.num_clients and max(map(len, numbers)) == 1
-        return tuple(names[number[0]] for number in numbers) if one_each else ()
+        owners = writers[np.concatenate(self.train)]
+        first = owners[np.cumsum(self.num_train) - self.num_train]
+        one_each = len(np.unique(first)) == self.num_clients and (owners == np.repeat(first, self.num_train)).all()
+        return tuple(names[number] for number in first) if one_each else ()
 
     @cached_property
     def num_train(self) -> np.ndarray:

@@ -325,6 +325,22 @@ def test_no_client_gets_the_number_of_another_that_is_left_out(limit):
         own(data, name="writers")
 
 
+@pytest.mark.parametrize(
+    "parts, names",
+    [
+        ([[4, 5], [0, 1]], ("b", "a")),
+        ([[0, 1, 4], [5]], ()),  # of two clients of the data
+        ([[0], [1, 2]], ()),  # of one
+    ],
+)
+def test_clients_have_names_where_each_is_one_of_the_data(parts, names):
+    data = assemble("toy", np.ones((8, 2), np.float32), np.arange(8) % 2, np.zeros(8, bool), 2, np.arange(8) // 4)
+    train, no_test = tuple(map(np.array, parts)), (np.zeros(0, np.int64),) * 2
+    for written_clients, expected in ((("a", "b"), names), ((), ())):
+        named = dataclasses.replace(data, written_clients=written_clients)
+        assert Federation(named, train, no_test, "", np.zeros((2, 2), np.int64)).client_names == expected
+
+
 def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path):
     single = assemble("toy", np.ones((3, 2), np.float32), np.arange(3), np.zeros(3, bool), 3)
     with pytest.raises(DataError, match="none of the 3 clients of dataset 'toy' has a test sample; give them two"):
