@@ -92,8 +92,8 @@ def _warn_unread(path: Path, folders: list[Path], files: list[Path]) -> None:
     """Warns of pictures that are not among the files read, and of other files in the folders of classes."""
     if unread := {file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES} - {*files}:
         logger.warning("not read: %d pictures that are hidden, or not directly in the folder of a class", len(unread))
-    beside = (file for folder in folders for file in _list_class_files(folder) if file.is_file())
-    if others := [file.relative_to(path) for file in beside if file.suffix.lower() not in _SUFFIXES]:
+    class_files = (file for folder in folders for file in _list_class_files(folder))
+    if others := [f.relative_to(path) for f in class_files if f.suffix.lower() not in _SUFFIXES and f.is_file()]:
         logger.warning(
             "not read: %d files in folders of classes, such as %s; pictures end in %s",
             len(others),
