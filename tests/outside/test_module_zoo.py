@@ -925,7 +925,7 @@ def check_as_plain(kind, raw, folder, optimizer="sgd"):
             move = float((after[name].double() - before[name].double()).abs().max())
             assert apart <= 1e-6 + 1e-3 * move, f"{path} of client {client} is off by {apart}, and moves by {move}"
             moved += move > 0
-        assert moved > 1
+        assert moved > (1 if issubclass(kind, Probed) else 2), "more than the head moves, unless only that is trained"
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
