@@ -96,8 +96,8 @@ def find_code_changes(
     ]
     if changed and not allowed:
         raise CheckpointError(
-            f"{'; '.join(changed)}; put the old files back, go on with the changed ones by --changed-code (`model` and "
-            "`fork` in Python: changed_code=True), or start a new run"
+            f"{'; '.join(changed)}; put the old files back, go on with the changed ones by --changed-code (in "
+            "Python: changed_code=True), or start a new run"
         )
     return changed
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from os import PathLike
@@ -53,6 +53,20 @@ __all__ = ["run"]
 Row = dict[str, int | float]
 OnRound = Callable[[Row], object]
 
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of `pflmpi.run`, checked."""
+
+    config: Config
+    folder: Path
+    ranks: int | None
+    on_round: OnRound | None
+    resume: bool
+    changed_code: bool
+    quiet: bool
+
+
 _CONFIG = "a pflmpi.Config, or the path of a YAML file; pflmpi.Config(**sections) makes one from a mapping of sections"
 
 
@@ -63,6 +77,7 @@ def run(
     ranks: int | None = None,
     on_round: OnRound | None = None,
     resume: bool = False,
+    changed_code: bool = False,
     quiet: bool = False,
     in_process: bool = False,
 ) -> Run:
@@ -80,6 +95,7 @@ def run(
         on_round: called after each round with its line of metrics.csv, under a launcher only on rank 0; if it raises,
             the run stops after that round and the error is raised here.
         resume: go on with the run in `out` if there is one, as `pflmpi run --continue` does.
+        changed_code: go on even if your own Python files have changed since the run started.
         quiet: show no progress.
         in_process: start no process; without effect under a launcher.
 
@@ -103,12 +119,13 @@ def run(
         config, name = keywords.Config.load(path), path.stem
     default = Path("runs", f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = default if out is None else as_path("out", out)
-    start: Callable[..., Path]
+    call = _Call(config, folder, ranks, on_round, resume, changed_code, quiet)
+    start: Callable[[_Call], Path]
     if detect(os.environ).kind != "alone":
         start = _run_on_this_rank
     else:
         start = _run_in_this_process if in_process else _run_in_processes
-    return open_run(start(config, folder, ranks, on_round, resume, quiet))
+    return open_run(start(call))
 
 
 def parse_row(line: Mapping[str, object]) -> Row:
@@ -122,23 +139,21 @@ def parse_row(line: Mapping[str, object]) -> Row:
 _POLL_SECONDS = 0.1
 
 
-def _run_in_processes(
-    config: Config, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
-) -> Path:
-    """Runs a configuration in other processes; returns the folder. See `pflmpi.run`."""
+def _run_in_processes(call: _Call) -> Path:
+    """Runs a configuration in other processes; returns the folder."""
     with TemporaryDirectory(prefix="pflmpi-") as scratch:
         file, errors, rounds = (Path(scratch) / name for name in ("config.yaml", "errors", "rounds"))
-        file.write_text(yaml_file.dump(config.resolved()))
+        file.write_text(yaml_file.dump(call.config.resolved()))
         rounds.touch()
-        words = ["run", str(file), "--out", str(folder), "--error-file", str(errors), "--stop-at-eof"]
-        words += [] if ranks is None else ["--ranks", str(ranks)]
-        words += [] if on_round is None else ["--rounds-file", str(rounds)]
-        words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
+        words = ["run", str(file), "--out", str(call.folder), "--error-file", str(errors), "--stop-at-eof"]
+        words += [] if call.ranks is None else ["--ranks", str(call.ranks)]
+        words += [] if call.on_round is None else ["--rounds-file", str(rounds)]
+        words += ["--continue"] * call.resume + ["--changed-code"] * call.changed_code + ["--quiet"] * call.quiet
         with rounds.open("rb") as lines:
-            code = _run_command(words, lines, on_round)
+            code = _run_command(words, lines, call.on_round)
         if code != 0:
-            raise recorded(errors) or _explain_exit_code(code, folder)
-    return folder
+            raise recorded(errors) or _explain_exit_code(code, call.folder)
+    return call.folder
 
 
 def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
@@ -218,14 +233,12 @@ def _explain_exit_code(code: int, folder: Path) -> Exception:
     return RunError(f"the process of the run {end}; go on with resume=True, out={str(folder)!r}")
 
 
-def _run_in_this_process(
-    config: Config, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool
-) -> Path:
-    """Runs a configuration on one rank, in this process; returns the folder. See `pflmpi.run`."""
-    if ranks not in (None, 1):
-        raise ConfigError(f"ranks = {ranks} with in_process=True, which has 1; leave one of them out")
+def _run_in_this_process(call: _Call) -> Path:
+    """Runs a configuration on one rank, in this process; returns the folder."""
+    if call.ranks not in (None, 1):
+        raise ConfigError(f"ranks = {call.ranks} with in_process=True, which has 1; leave one of them out")
     with fresh_process():
-        return _run_on_this_rank(config, folder, 1, on_round, resume, quiet, interrupts=_stop_at_interrupt)
+        return _run_on_this_rank(replace(call, ranks=1), interrupts=_stop_at_interrupt)
 
 
 @contextmanager
@@ -254,40 +267,33 @@ def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
 _run_numbers = count()  # ranks connect anew for each run of this process
 
 
-def _run_on_this_rank(
-    config: Config,
-    folder: Path,
-    ranks: int | None,
-    on_round: OnRound | None,
-    resume: bool,
-    quiet: bool,
-    interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None,
-) -> Path:
-    """Runs a configuration together with the other ranks; returns the folder. See `pflmpi.run`.
+def _run_on_this_rank(call: _Call, interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None) -> Path:
+    """Runs a configuration together with the other ranks; returns the folder.
 
     A collective error is raised on all ranks. An error of this rank alone ends all ranks, which would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_run_numbers))
-    num_ranks(ranks, config, launch)
-    config = parse(config.resolved())
+    num_ranks(call.ranks, call.config, launch)
+    config = parse(call.config.resolved())
     transport = connect(config, launch)
     if launch.rank == 0:
         write_exit_code(os.environ, "lost")
     on_round_errors: list[Exception] = []
     try:
-        resumes = resume or launch.restarts > 0
+        resumes = call.resume or launch.restarts > 0
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
         is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals
         with (
-            RunProgress(config, quiet, False, transport.rank) as progress,
+            RunProgress(config, call.quiet, False, transport.rank) as progress,
             noted_signals(stop, lambda: bool(describe_ended(transport.peers))) if is_main else nullcontext(),
             interrupts(stop) if is_main and interrupts else nullcontext(),
         ):
             early_signals.stop_watching()
             placed, context = make_context(config, transport, launch, stop)
-            context = replace(context, announce=partial(show_start, config, folder, context, launch, quiet))
-            observe = _make_observer(progress, on_round, stop, on_round_errors)
-            run = experiment.run(placed, folder, context, observe, resume="if_there" if resumes else "never")
+            context = replace(context, announce=partial(show_start, config, call.folder, context, launch, call.quiet))
+            observe = _make_observer(progress, call.on_round, stop, on_round_errors)
+            start = partial(experiment.run, placed, call.folder, context, observe, changed_code=call.changed_code)
+            run = start(resume="if_there" if resumes else "never")
         transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # raised on every rank
         if launch.rank == 0:
@@ -298,7 +304,7 @@ def _run_on_this_rank(
             raise on_round_errors[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
-        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(call.folder)!r}") from reason
     except BaseException as error:
         _abort_all(transport, error)
         raise

@@ -19,7 +19,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
-from pflmpi.errors import ConfigError, DataError
+from pflmpi.errors import CheckpointError, ConfigError, DataError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.python.run import Row, _report_rounds, parse_row
@@ -154,6 +154,20 @@ def test_the_loop_of_the_page_trains_as_the_run_does_whatever_the_order_of_the_s
     for path, array in server.items():
         mean = sum(state["received." + path.replace("/", ".")] for state in names["trained"].values()) / 2
         np.testing.assert_allclose(mean, array, atol=1e-6, err_msg="in another order of operations")
+
+
+@pytest.mark.parametrize("way", [{"in_process": True}, {"ranks": 1}], ids=str)
+def test_a_run_goes_on_with_changed_code_only_if_that_is_asked_for(way, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("import numpy as np\n" + BACKWARDS)
+    sections = {"data": {"name": "digits", "limit": 200}, "partition": {"name": "./mine.py:backwards", "clients": 4}}
+    config = Config(**sections, model="mlp", algorithm="fedavg", training={"rounds": 1})
+    pflmpi.run(config, out="run", quiet=True, **way)
+    Path("mine.py").write_text("import numpy as np\n\n" + BACKWARDS)
+    longer = config.replace(training={"rounds": 2})
+    with pytest.raises(CheckpointError, match="changed_code=True"):
+        pflmpi.run(longer, out="run", quiet=True, resume=True, **way)
+    assert pflmpi.run(longer, out="run", quiet=True, resume=True, changed_code=True, **way).rounds[-1] == 2
 
 
 def test_keywords_give_what_yaml_gives():
