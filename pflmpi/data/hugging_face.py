@@ -89,11 +89,18 @@ def _find_files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _check_complete(files: list[Path]) -> None:
-    """Raises `ValueError` unless of files that are numbered, such as 00001-of-00002, all are there."""
+    """Raises `ValueError` unless files that are numbered, such as 00001-of-00002, are all there, and each once."""
     present = dict[tuple[str, int], set[int]]()
+    names = dict[tuple[str, int], str]()
     for file in files:
         if shard := _SHARD.match(file.name):
-            present.setdefault((f"{file.parent}/{shard[1]}", int(shard[3])), set()).add(int(shard[2]))
+            start, number, count = f"{file.parent}/{shard[1]}", int(shard[2]), int(shard[3])
+            present.setdefault((start, count), set()).add(number)
+            if (other := names.setdefault((start, number), file.name)) != file.name:
+                raise ValueError(
+                    f"{start}* has two files with the number {number}, {other} and {file.name}; move those of another "
+                    "download elsewhere"
+                )
     for (start, count), numbers in present.items():
         if missing := sorted({*range(count)} - numbers):
             raise ValueError(

@@ -183,6 +183,15 @@ def test_a_missing_file_of_several_is_refused_by_name(ending, tmp_path):
     assert len(read_own(parts[2]).labels) == 2
 
 
+@pytest.mark.parametrize("other", ["train-00000-of-00001", "train-00000-of-00002-0a1b2c3d4e5f6071"])
+def test_files_of_two_downloads_are_refused(other, tmp_path):
+    folder = on_the_hub(tmp_path, {"test": table(x=[5], label=[0])})
+    for name in ("train-00000-of-00002", "train-00001-of-00002", other):
+        pyarrow.parquet.write_table(table(x=[1, 2], label=[0, 1]), folder / "data" / f"{name}.parquet")
+    with pytest.raises(DataError, match=rf"has two files with the number 0, .*{other}\.parquet.*; move those of"):
+        read_own(folder)
+
+
 def test_where_files_are_splits_a_column_called_test_is_one_of_values(tmp_path):
     part = table(test=[1.0, 0.0], age=[3.0, 4.0], label=[0, 1])
     assert read_own(on_the_hub(tmp_path / "hub", {"train": part, "test": part})).columns == ("test", "age")
