@@ -312,6 +312,8 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         return executor_of(one_client, checks.OneStep)
 
     checks.check_optimizer(training, trial)
+    if outside.is_from_outside(type(algorithm)):
+        checks.check_repeats(trial())
     if training.stop is not None:
         checks.check_stop(training.stop, config.evaluation, trial())
     return experiment

@@ -64,6 +64,7 @@ def _check_module(
     architecture: ModuleArchitecture, task: Task, batches: Sequence[Sequence[Batch]], in_lanes: bool
 ) -> str:
     """See `check_modules`; `batches` are those of two clients."""
+    _check_construction(architecture)
     initial = task.init()
     expected = [_train_plainly(architecture, task, client_batches) for client_batches in batches]
     results = [_train_in_loop(task, initial, client_batches) for client_batches in batches]
@@ -78,6 +79,17 @@ def _check_module(
         return _difference(initial, expected, _train_in_lanes(task, initial, batches))
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _check_construction(architecture: ModuleArchitecture) -> None:
+    """Raises `ConfigError` if a module has other values when it is built again with the same seed."""
+    first, again = (architecture.recipe.build(0)[0].state_dict() for _ in range(2))
+    for name, value in first.items():
+        if isinstance(value, Tensor) and not (name in again and are_equal(value, again[name])):
+            raise ConfigError(
+                f"model {architecture.name} has another {name} when it is built again with the same seed, so that a "
+                "run could not be repeated; draw from torch, whose seed is set before, or from a generator with a seed"
+            )
 
 
 def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[list[Batch]]:

@@ -37,7 +37,7 @@ from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, check_scratch, choose_state_folder, initialise
 from pflmpi.runtime.config import OutputConfig
-from pflmpi.runtime.contract import calling, check_returned
+from pflmpi.runtime.contract import call_server
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
@@ -383,9 +383,7 @@ def _initial_state(setup: Setup, population: Population, transport: Transport) -
     server: Tree = {}
     initialise(population, algorithm, setup.executor.tasks)
     if transport.rank == 0:
-        with calling(algorithm, "init_server", 0):
-            server = algorithm.init_server(setup.task)
-        check_returned(algorithm, "init_server", server)
+        server = call_server(algorithm, "init_server", 0, {}, setup.task)
     return server, Layout.unwritten(setup.executor.cohort)
 
 

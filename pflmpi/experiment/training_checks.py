@@ -1,8 +1,9 @@
 """Checks before the first round: training options that do not fit each other, the data or the algorithm."""
 
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.registry import format_unknown_name
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import calling, check_repeated, collect_inputs, state_and_messages
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.progress import metric_columns
 from pflmpi.text import short_repr
@@ -271,6 +272,17 @@ def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) ->
         )
 
 
+def check_repeats(trial: "OneStep") -> None:
+    """Raise `AlgorithmError` if `client_update` returns other values when it is called again."""
+    try:
+        first, again = itertools.islice(trial.try_updates(1, LocalTraining(None, ())), 2)
+    except AlgorithmError as error:
+        if error.__cause__:  # perhaps because of made-up messages; the first round will raise a real one
+            return
+        raise
+    check_repeated(trial.algorithm, "client_update", first, again)
+
+
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
     """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
     rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
@@ -414,16 +426,27 @@ class OneStep(Loop):
 
     def _takes_step_in(self, round: int, trainings: tuple[str, ...]) -> bool | None:
         """As `takes_step` for one round, with the messages of the first."""
-        task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
+        task, local = self.tasks[self.cohort[0]], LocalTraining(None, trainings)
         state = initial_client(self.algorithm, task.replace(device=HOST), 0)
+        passes = self.passes(np.array([0]), round)
         filled = [name for name, length in passes.items() if self.order(0, round, name, length, state)]
         if not filled:
             return None
-        rng = stream(task.seed, round, 0, "one step")
-        received: Tree = {**make_up_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
-        data, local = self._data(0, round, passes, state), LocalTraining(None, trainings)
-        state, received = tree.to(state, self.device), tree.to(received, self.device)
-        with calling(self.algorithm, "client_update", round, [0]):
-            self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
+        next(self.try_updates(round, local))
         only_to_adapt = set(filled) <= set(self.algorithm.adapts_with)
         return None if only_to_adapt and not local.counted else local.counted
+
+    def try_updates(self, round: int, local: LocalTraining) -> Iterator[Tree]:
+        """Yields the state and messages of client 0 after a round with made-up messages, anew each time."""
+        task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
+        state = initial_client(self.algorithm, task.replace(device=HOST), 0)
+        rng = stream(task.seed, round, 0, "one step")
+        received: Tree = {**make_up_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
+        state, received = tree.to(state, self.device), tree.to(received, self.device)
+        while True:
+            data, down = self._data(0, round, passes, state), as_messages(received)
+            reads = collect_inputs(state, down, data.class_counts)
+            with calling(self.algorithm, "client_update", round, [0], reads=reads):
+                returned = self.algorithm.client_update(task.replace(local=local), state, down, data)
+            new, up = state_and_messages(self.algorithm, "client_update", returned)
+            yield {"state": new, "up": {**up}}

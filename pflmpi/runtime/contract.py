@@ -36,6 +36,7 @@ from pflmpi.messages.kinds import (
 )
 from pflmpi.messages.packing import NUMPY_TYPES
 from pflmpi.messages.uplink_transforms import RESIDUAL
+from pflmpi.models.built_module import are_equal
 from pflmpi.store.checksums import crc32
 from pflmpi.text import format_ranges, join_truncated, pluralize, short_repr
 from pflmpi.tree import Tree
@@ -107,6 +108,8 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
         state = initial_client(algorithm, task.replace(device=HOST), 0)
     if problem := find_tree_problem(state):
         raise ConfigError(f"{kind}.init_client returned {problem}")
+    if outside.is_from_outside(type(algorithm)):
+        check_repeated(algorithm, "init_client", state, initial_client(algorithm, task.replace(device=HOST), 0))
     _check_initial_client(kind, personal, passes, state)
 
 
@@ -421,6 +424,33 @@ def _find_key_with_slash(value: Mapping[str, object]) -> str | None:
     """Returns the first key of nested dicts that contains a slash; None without one."""
     deeper = (_find_key_with_slash(part) for part in value.values() if isinstance(part, dict))
     return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
+
+
+def call_server(
+    algorithm: Algorithm, method: str, round: int, reads: Mapping[str, Tensor | Tree], *arguments: Any
+) -> Any:
+    """Calls a method of the server, up to round 1 twice if it is from outside; returns a tree of tensors.
+
+    Raises:
+        AlgorithmError: see `calling`; or it returned anything else, or other values at the second call.
+    """
+    with calling(algorithm, method, round, reads=reads):
+        returned = getattr(algorithm, method)(*arguments)
+        check_returned(algorithm, method, returned)
+        if round <= 1 and outside.is_from_outside(type(algorithm)):
+            check_repeated(algorithm, method, returned, getattr(algorithm, method)(*arguments))
+    return returned
+
+
+def check_repeated(algorithm: Algorithm, method: str, returned: Tree, again: Tree) -> None:
+    """Raise `AlgorithmError` if a second call with the same arguments returned other bits."""
+    leaves = dict(tree.leaves(again))
+    for path, leaf in tree.leaves(returned):
+        if path not in leaves or not are_equal(leaf, leaves[path]):
+            raise AlgorithmError(
+                f"{type(algorithm).__name__}.{method} returns another {path} when it is called again with the same "
+                f"arguments, so that a run could not be repeated; {_RANDOM_ADVICE}"
+            )
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:

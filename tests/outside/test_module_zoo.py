@@ -624,6 +624,12 @@ class Drawn(Base):
             self.first.weight.copy_(torch.from_numpy(np.random.randn(6, 64)))
 
 
+class DrawnWithoutSeed(Base):
+    def make(self) -> None:
+        with torch.no_grad():
+            self.first.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(6, 64))))
+
+
 class Lazy(Base):
     def make(self) -> None:
         self.first = nn.LazyLinear(6)
@@ -774,6 +780,7 @@ TRAINED = [
 DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
 REFUSED = {
+    DrawnWithoutSeed: "model DrawnWithoutSeed has another first.weight when it is built again with the same seed",
     Untracked: "model Untracked scores a sample otherwise alone than beside others",
     CheckpointedTwice: "drop of the module is called 2 times in a forward pass, and computed again",
     Reentrant: "use_reentrant",

@@ -271,6 +271,20 @@ def test_global_random_numbers_are_refused(draw, tmp_path, monkeypatch):
         run(updating(drawn), tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("method", ["client_update", "init_client", "init_server", "publish", "server_update"])
+def test_a_method_that_returns_other_values_at_a_second_call_is_refused(method, tmp_path, monkeypatch):
+    def shifted(values: Tree) -> Tree:
+        return tree.map(lambda leaf: leaf + np.random.default_rng().normal(), values)
+
+    def drawing(self: FedPer, *arguments: Any) -> Any:
+        returned = getattr(FedPer, method)(self, *arguments)
+        return (returned[0], shifted(returned[1])) if method == "client_update" else shifted(returned)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "drawing", type("Drawing", (FedPer,), {method: drawing}))
+    with pytest.raises(RunError, match=rf"Drawing.{method} returns another .* when it is called again .*draws_noise"):
+        quick_run.run(quick_run.settings(algorithm={"name": "drawing"}), tmp_path / "run")
+
+
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("method", ["predict", "adapt"])
 def test_so_they_are_where_the_first_round_is_not_tested(method, executor, tmp_path, monkeypatch):
