@@ -37,19 +37,19 @@ def other(seed: int, like: tree.Tree) -> tree.Tree:
 
 
 def test_local_is_plain_sgd_and_sends_nothing():
-    task, one = small_task.task(), small_task.batch(0)
-    state, up = Local().client_update(task, Local().init_client(task), {}, small_task.data([one]))
+    task, batch = small_task.task(), small_task.batch(0)
+    state, up = Local().client_update(task, Local().init_client(task), {}, small_task.data([batch]))
     w = small_task.to_numpy(task.init())
-    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
+    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(batch))))
     assert up == {} and Local().uplink(task) == {} and Local().downlink(task) == {}
 
 
 def test_fedavg_trains_what_it_received():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     received = other(1, task.init())
-    state, up = FedAvg().client_update(task, {}, {"model": received}, small_task.data([one]))
+    state, up = FedAvg().client_update(task, {}, {"model": received}, small_task.data([batch]))
     w = small_task.to_numpy(received)
-    small_task.assert_close(up["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
+    small_task.assert_close(up["model"], step(w, numpy_network.gradients(w, *small_task.flat(batch))))
     assert state == {}
 
 
@@ -58,8 +58,8 @@ def test_fedprox_pulls_towards_the_global_model():
     received = other(1, task.init())
     _, up = FedProx(prox_weight=0.7).client_update(task, {}, {"model": received}, small_task.data(batches))
     anchor = w = small_task.to_numpy(received)
-    for one in batches:
-        gradient = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        gradient = numpy_network.gradients(w, *small_task.flat(batch))
         w = step(w, {name: gradient[name] + 0.7 * (w[name] - anchor[name]) for name in w})
     small_task.assert_close(up["model"], w)
 
@@ -67,31 +67,31 @@ def test_fedprox_pulls_towards_the_global_model():
 def test_fedprox_without_weight_is_fedavg():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     down = {"model": task.init()}
-    _, mine = FedProx(prox_weight=0).client_update(task, {}, down, data)
-    _, theirs = FedAvg().client_update(task, {}, down, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    _, fedprox_up = FedProx(prox_weight=0).client_update(task, {}, down, data)
+    _, fedavg_up = FedAvg().client_update(task, {}, down, data)
+    assert comparisons.same(fedprox_up["model"], fedavg_up["model"])
 
 
 def test_fedper_shares_the_body_and_keeps_the_head():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     received = {"body": other(1, task.init())["body"]}
     head = other(2, task.init())["head"]
-    state, up = FedPer().client_update(task, {"head": head}, {"body": received}, small_task.data([one]))
+    state, up = FedPer().client_update(task, {"head": head}, {"body": received}, small_task.data([batch]))
     w = small_task.to_numpy({**received, "head": head})
-    small_task.assert_close({**up["body"], **state}, step(w, numpy_network.gradients(w, *small_task.flat(one))))
+    small_task.assert_close({**up["body"], **state}, step(w, numpy_network.gradients(w, *small_task.flat(batch))))
     assert list(up["body"]) == ["body"] and list(state) == ["head"]
 
 
 def test_fedproto_loss_has_the_distance_to_known_prototypes():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     means = other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     known = torch.tensor([True, False, True])
     state = {"model": task.init()}
     new, _ = FedProto(prototype_weight=0.5).client_update(
-        task, state, {"prototypes": {"means": means, "known": known}}, small_task.data([one])
+        task, state, {"prototypes": {"means": means, "known": known}}, small_task.data([batch])
     )
     w = small_task.to_numpy(task.init())
-    x, y = small_task.flat(one)
+    x, y = small_task.flat(batch)
     z, _ = numpy_network.forward(w, x)
     # d/dz of lambda * 1/B sum_b 1/d ||z_b - C_y||^2
     pull = 0.5 * 2 * (z - means.double().numpy()[y]) / (small_task.FEATURES * len(y)) * known.numpy()[y][:, None]
@@ -109,14 +109,14 @@ def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm):
 
 
 def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     means = other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     known = torch.tensor([True, False, True])
     new, _ = FedProto(prototype_weight=0.5, loss_on="means").client_update(
-        task, {"model": task.init()}, {"prototypes": {"means": means, "known": known}}, small_task.data([one])
+        task, {"model": task.init()}, {"prototypes": {"means": means, "known": known}}, small_task.data([batch])
     )
     w = small_task.to_numpy(task.init())
-    x, y = small_task.flat(one)
+    x, y = small_task.flat(batch)
     z, _ = numpy_network.forward(w, x)
     pull = np.zeros_like(z)
     for label in (0, 2):  # d/dz of lambda * ||m_j - C_j||
@@ -127,28 +127,28 @@ def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked():
 
 def test_fedproto_loss_on_means_counts_no_class_that_is_not_in_the_batch():
     """Such a class has no gradient either way; it would show in the training loss alone."""
-    one = small_task.batch(0)
-    one = replace(one, y=torch.zeros_like(one.y))
+    batch = small_task.batch(0)
+    batch = replace(batch, y=torch.zeros_like(batch.y))
     local = LocalTraining(None, ())
     task, means = small_task.task(), other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     prototypes = {"means": means, "known": torch.tensor([True, False, True])}
     FedProto(prototype_weight=0.5, loss_on="means").client_update(
-        task.replace(local=local), {"model": task.init()}, {"prototypes": prototypes}, small_task.data([one])
+        task.replace(local=local), {"model": task.init()}, {"prototypes": prototypes}, small_task.data([batch])
     )
-    z, scores = numpy_network.forward(small_task.to_numpy(task.init()), small_task.flat(one)[0])
+    z, scores = numpy_network.forward(small_task.to_numpy(task.init()), small_task.flat(batch)[0])
     fit = np.mean(np.log(np.exp(scores).sum(1)) - scores[:, 0])
     expected = fit + 0.5 * np.linalg.norm(z.mean(0) - means[0].double().numpy())
-    np.testing.assert_allclose(local.mean_loss(one.x), expected, rtol=1e-5)
+    np.testing.assert_allclose(local.mean_loss(batch.x), expected, rtol=1e-5)
 
 
 def test_fedproto_sends_the_means_of_the_model_after_training():
     """A defect of public code: features are collected while the model still trains."""
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     prototypes = initial_class_means(task)
     new, up = FedProto().client_update(
-        task, {"model": task.init()}, {"prototypes": prototypes}, small_task.data([one], lr=0.5)
+        task, {"model": task.init()}, {"prototypes": prototypes}, small_task.data([batch], lr=0.5)
     )
-    x, y = small_task.flat(one)
+    x, y = small_task.flat(batch)
     for model, apart in ((new["model"], False), (task.init(), True)):
         z, _ = numpy_network.forward(small_task.to_numpy(model), x)
         for label in np.unique(y):
@@ -187,7 +187,7 @@ def test_class_means_combine_in_three_ways():
         assert combined["known"].tolist() == [True, True, True]
 
 
-@pytest.mark.parametrize("algorithm", [FedProto(), FedFCD(), PFedPM()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("algorithm", [FedProto(), FedFCD(), PFedPM()], ids=lambda instance: type(instance).__name__)
 def test_a_class_without_uploads_keeps_the_global_mean_it_had(algorithm):
     task = small_task.task()
     old = other(8, {"means": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["means"]
@@ -223,13 +223,13 @@ def test_fedproto_predicts_the_nearest_known_prototype():
 def amp_oracle(models: np.ndarray, alpha: float, sigma: float) -> np.ndarray:
     """Equation 4, client by client."""
     mixed = np.zeros_like(models)
-    for i, mine in enumerate(models):
+    for i, model_i in enumerate(models):
         xi = [
-            0.0 if i == j else alpha * np.exp(-((mine - theirs) ** 2).sum() / sigma) / sigma
-            for j, theirs in enumerate(models)
+            0.0 if i == j else alpha * np.exp(-((model_i - model_j) ** 2).sum() / sigma) / sigma
+            for j, model_j in enumerate(models)
         ]
         xi = np.array(xi) / max(sum(xi), 1)
-        mixed[i] = xi @ models + (1 - xi.sum()) * mine
+        mixed[i] = xi @ models + (1 - xi.sum()) * model_i
     return mixed
 
 
@@ -245,12 +245,12 @@ def test_fedamp_server_rule(alpha, sigma):
 
 
 def test_fedamp_proximal_term_has_a_gradient():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     cloud = other(7, task.init())
     algorithm = FedAMP(alpha=2.0, prox_weight=3.0, sigma=1.0)
-    state, up = algorithm.client_update(task, {"model": task.init()}, {"cloud": cloud}, small_task.data([one]))
+    state, up = algorithm.client_update(task, {"model": task.init()}, {"cloud": cloud}, small_task.data([batch]))
     w, u = small_task.to_numpy(task.init()), small_task.to_numpy(cloud)
-    gradient = numpy_network.gradients(w, *small_task.flat(one))
+    gradient = numpy_network.gradients(w, *small_task.flat(batch))
     small_task.assert_close(state["model"], step(w, {k: gradient[k] + 3.0 / 2.0 * (w[k] - u[k]) for k in w}))
     assert comparisons.same(up["model"], state["model"])
 
@@ -258,9 +258,9 @@ def test_fedamp_proximal_term_has_a_gradient():
 def test_fedamp_without_alpha_is_local():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     down = {"cloud": other(7, task.init())}
-    mine, _ = FedAMP(alpha=0).client_update(task, {"model": task.init()}, down, data)
-    theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    fedamp_state, _ = FedAMP(alpha=0).client_update(task, {"model": task.init()}, down, data)
+    local_state, _ = Local().client_update(task, {"model": task.init()}, {}, data)
+    assert comparisons.same(fedamp_state["model"], local_state["model"])
 
 
 def gmh_upload() -> dict:
@@ -286,9 +286,9 @@ def test_fedgmh_server_trains_each_head_on_its_own_label(variant, batch_size, op
     for head in range(1 if variant == "onehead" else small_task.CLASSES):
         weight = server["heads"]["weight"][head].double().numpy()
         bias = server["heads"]["bias"][head].double().numpy()
-        mine = np.arange(5) if variant == "onehead" else np.flatnonzero(labels == head)
-        for start in range(0, len(mine), batch_size):
-            chosen = mine[start : start + batch_size]
+        rows = np.arange(5) if variant == "onehead" else np.flatnonzero(labels == head)
+        for start in range(0, len(rows), batch_size):
+            chosen = rows[start : start + batch_size]
             error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.8 * error.T @ means[chosen] / len(chosen), bias - 0.8 * error.mean(0)
@@ -299,7 +299,7 @@ def test_fedgmh_server_trains_each_head_on_its_own_label(variant, batch_size, op
 
 
 def test_fedgmh_mixes_received_heads_at_critical_entries():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     algorithm = FedGMH(critical_share=0.4)
     client = {"model": other(3, task.init()), "critical": {}}
     generator = torch.Generator().manual_seed(5)
@@ -307,27 +307,27 @@ def test_fedgmh_mixes_received_heads_at_critical_entries():
         lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.5, client["model"]["head"]
     )
     heads = other(4, algorithm.init_server(task)["heads"])
-    data = small_task.data([one])
+    data = small_task.data([batch])
     state, up = algorithm.client_update(task, client, {"heads": heads}, data)
 
     w = small_task.to_numpy(client["model"])
-    share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
+    share = np.bincount(batch.y.numpy(), minlength=small_task.CLASSES) / len(batch.y)
     for name, key in (("weight", "W2"), ("bias", "b2")):
         mixed = np.tensordot(share, heads[name].double().numpy(), 1)
         psi = client["critical"][name].numpy()
         w[key] = w[key] * ~psi + mixed * psi  # equation 9
     before = w
-    after = step(w, numpy_network.gradients(w, *small_task.flat(one)))
+    after = step(w, numpy_network.gradients(w, *small_task.flat(batch)))
     small_task.assert_close(state["model"], after)
 
     importance = np.concatenate([np.abs((after[k] - before[k]) * after[k]).ravel() for k in ("W2", "b2")])
     size = len(importance)
     expected = np.zeros(size, bool)
     expected[np.argsort(-importance, kind="stable")[: int(0.4 * size)]] = True
-    found = np.concatenate([state["critical"][name].numpy().ravel() for name in ("weight", "bias")])
-    assert found.sum() == int(0.4 * size) and (found == expected).all()
+    critical = np.concatenate([state["critical"][name].numpy().ravel() for name in ("weight", "bias")])
+    assert critical.sum() == int(0.4 * size) and (critical == expected).all()
 
-    x, y = small_task.flat(one)
+    x, y = small_task.flat(batch)
     z, _ = numpy_network.forward(after, x)
     for label in np.unique(y):
         np.testing.assert_allclose(up["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
@@ -340,15 +340,15 @@ def test_critical_entries_break_ties_by_lower_index_weight_first():
     before = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}
     after = {"weight": torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "bias": torch.tensor([1.0, 2.0])}
 
-    found = critical_entries(before, after, 0.5)
-    assert found["weight"].tolist() == [[True, True], [False, False]] and found["bias"].tolist() == [False, True]
+    entries = critical_entries(before, after, 0.5)
+    assert entries["weight"].tolist() == [[True, True], [False, False]] and entries["bias"].tolist() == [False, True]
     everything, nothing = critical_entries(before, after, 1.0), critical_entries(before, after, 0.0)
     assert all(leaf.all() for _, leaf in tree.leaves(everything))
     assert not any(leaf.any() for _, leaf in tree.leaves(nothing))
     # In a head of the paper's size, where a sort may be unstable.
     large = {"weight": torch.ones(10, 512), "bias": torch.ones(10)}
-    found = critical_entries(tree.map(torch.zeros_like, large), large, 0.5)
-    assert found["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not found["bias"].any()
+    entries = critical_entries(tree.map(torch.zeros_like, large), large, 0.5)
+    assert entries["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not entries["bias"].any()
 
 
 def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tensor_alone():
@@ -357,8 +357,8 @@ def test_critical_entries_by_the_final_value_the_squared_change_or_of_each_tenso
     after = {"weight": torch.tensor([[5.0, 6.0], [7.0, 8.0]]), "bias": torch.tensor([0.5, 1.0])}
 
     def critical(**options: Any) -> list[bool]:
-        found = FedGMH(critical_share=0.5, **options).critical_entries(before, after)
-        return [*found["weight"].flatten().tolist(), *found["bias"].tolist()]
+        entries = FedGMH(critical_share=0.5, **options).critical_entries(before, after)
+        return [*entries["weight"].flatten().tolist(), *entries["bias"].tolist()]
 
     assert critical() == [True, True, True, False, False, False]  # 20, 18, 14, 8, 4.5, 1
     assert critical(importance="squared_change") == [True, True, False, False, True, False]  # 80, 54, 28, 8, 40.5, 1
@@ -373,8 +373,8 @@ def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others():
     everywhere = FedGMH(critical_share=0.4)
     client = everywhere.init_client(task)
     client["critical"] = tree.map(torch.ones_like, client["critical"])
-    whole, _ = everywhere.client_update(task, client, {"heads": heads}, data)
-    assert comparisons.same(first["model"], whole["model"]), (
+    all_critical, _ = everywhere.client_update(task, client, {"heads": heads}, data)
+    assert comparisons.same(first["model"], all_critical["model"]), (
         "none is critical before: the whole head is the global heads'"
     )
 
@@ -390,35 +390,35 @@ def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others():
 def test_fedgmh_without_critical_entries_keeps_the_local_head():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     algorithm = FedGMH(critical_share=0.0)
-    mine, _ = algorithm.client_update(
+    fedgmh_state, _ = algorithm.client_update(
         task, algorithm.init_client(task), {"heads": other(4, algorithm.init_server(task)["heads"])}, data
     )
-    theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    local_state, _ = Local().client_update(task, {"model": task.init()}, {}, data)
+    assert comparisons.same(fedgmh_state["model"], local_state["model"])
 
 
 def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     algorithm, plain = FedGMH(critical_share=0.4, evaluated="mixed"), FedGMH(critical_share=0.4)
     assert algorithm.predicts_with == ("heads",) and plain.predicts_with == ()
     client = algorithm.init_client(task)
     heads = other(4, algorithm.init_server(task)["heads"])
-    untrained = algorithm.predict(task, client, {"heads": heads}, one.x)
-    assert torch.equal(untrained, task.predict(client["model"], one.x)), (
+    untrained = algorithm.predict(task, client, {"heads": heads}, batch.x)
+    assert torch.equal(untrained, task.predict(client["model"], batch.x)), (
         "a client that has not trained has its own head"
     )
-    state, _ = algorithm.client_update(task, client, {"heads": heads}, small_task.data([one]))
-    trained, _ = plain.client_update(task, plain.init_client(task), {"heads": heads}, small_task.data([one]))
+    state, _ = algorithm.client_update(task, client, {"heads": heads}, small_task.data([batch]))
+    trained, _ = plain.client_update(task, plain.init_client(task), {"heads": heads}, small_task.data([batch]))
     assert comparisons.same(state["model"], trained["model"]) and "shares" not in trained, "training is the same"
 
     fresh = other(5, heads)
-    share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
+    share = np.bincount(batch.y.numpy(), minlength=small_task.CLASSES) / len(batch.y)
     w = small_task.to_numpy(state["model"])
     for name, key in (("weight", "W2"), ("bias", "b2")):
         psi = state["critical"][name].numpy()
         w[key] = w[key] * ~psi + np.tensordot(share, fresh[name].double().numpy(), 1) * psi
-    expected = numpy_network.forward(w, small_task.flat(one)[0])[1]
-    np.testing.assert_allclose(algorithm.predict(task, state, {"heads": fresh}, one.x), expected, atol=1e-5)
+    expected = numpy_network.forward(w, small_task.flat(batch)[0])[1]
+    np.testing.assert_allclose(algorithm.predict(task, state, {"heads": fresh}, batch.x), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["full", "onehead", "avghead", "oneavg"])
@@ -452,25 +452,25 @@ def test_labels_of_fedgmh_go_one_after_another_and_come_back():
     data, algorithm = small_task.data([small_task.batch(0)]), FedGMH(label_turnover=2)
 
     def present(round: int, counts: list[float]) -> list[bool]:
-        found = algorithm.present(replace(data, round=round, class_counts=torch.tensor(counts)))
-        assert found is not None
-        return found.tolist()
+        mask = algorithm.present(replace(data, round=round, class_counts=torch.tensor(counts)))
+        assert mask is not None
+        return mask.tolist()
 
-    held = [3.0, 0.0, 2.0]
+    sizes = [3.0, 0.0, 2.0]
     turns = [[False, False, True], [True, False, False], [True, False, True]]  # the first gone, the second, none
-    assert [present(round, held) for round in range(1, 8)] == [turn for turn in turns for _ in range(2)] + [turns[0]]
+    assert [present(round, sizes) for round in range(1, 8)] == [turn for turn in turns for _ in range(2)] + [turns[0]]
     assert present(1, [0.0, 4.0, 0.0]) == [False, True, False], "the only label stays"
 
 
 def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     algorithm, plain = FedGMH(label_turnover=1), FedGMH()
     heads = other(4, plain.init_server(task)["heads"])
-    gone = int(one.y.min())
-    rest = type(one)(one.x[one.y != gone], one.y[one.y != gone])
+    gone = int(batch.y.min())
+    rest = type(batch)(batch.x[batch.y != gone], batch.y[batch.y != gone])
     client = plain.init_client(task)
     client["critical"] = tree.map(torch.ones_like, client["critical"])  # so that the whole head is the heads' mix
-    state, up = algorithm.client_update(task, client, {"heads": heads}, small_task.data([one]))
+    state, up = algorithm.client_update(task, client, {"heads": heads}, small_task.data([batch]))
     expected, sent = plain.client_update(task, client, {"heads": heads}, small_task.data([rest]))
     for path, leaf in tree.leaves(state["model"]):
         np.testing.assert_allclose(leaf, tree.at(expected["model"], path), atol=1e-6, err_msg=path)
@@ -478,24 +478,26 @@ def test_fedgmh_without_a_label_is_that_of_a_client_that_never_had_it():
     assert up["means"]["counts"][gone] == 0 and not up["means"]["means"][gone].any()
 
     server, message = {"heads": heads}, gmh_upload()["means"]
-    there = {name: leaf[1:] for name, leaf in message.items()}
+    remaining = {name: leaf[1:] for name, leaf in message.items()}
     message = {**message, "counts": torch.tensor([0, 2, 1, 1, 5], dtype=torch.int32)}
     new = algorithm.server_update(task, server, {"means": message}, Round(1, np.array([0, 1, 3]), 0))
-    assert comparisons.same(new, plain.server_update(task, server, {"means": there}, Round(1, np.array([0, 1, 3]), 0)))
+    assert comparisons.same(
+        new, plain.server_update(task, server, {"means": remaining}, Round(1, np.array([0, 1, 3]), 0))
+    )
 
 
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])
 def test_fedgmh_averaging_ablations(variant):
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     algorithm = FedGMH(variant=variant)
     client = {"model": other(3, task.init())}
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
-    state, _ = algorithm.client_update(task, client, published, small_task.data([one]))
+    state, _ = algorithm.client_update(task, client, published, small_task.data([batch]))
     w = small_task.to_numpy(client["model"])
-    share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
+    share = np.bincount(batch.y.numpy(), minlength=small_task.CLASSES) / len(batch.y)
     for name, key in (("weight", "W2"), ("bias", "b2")):
         received = published["heads"][name].double().numpy()
         received = received if variant == "oneavg" else np.tensordot(share, received, 1)
         w[key] = (w[key] + received) / 2  # equations 10 and 11
-    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
+    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(batch))))
     assert "critical" not in state

@@ -23,17 +23,17 @@ def mixed_by_hand(v, w, alpha):
     return {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
 
 
-def alpha_by_hand(v, w, alpha, one, lr):
+def alpha_by_hand(v, w, alpha, batch, lr):
     """Equation 10, clamped."""
-    slopes = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
+    slopes = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(batch))
     return min(max(alpha - lr * sum((slopes[name] * (v[name] - w[name])).sum() for name in v), 0.0), 1.0)
 
 
 def round_by_hand(v, w, alpha, batches):
     """Algorithm 1: both steps from the values before the minibatch, by the chain rule."""
-    for one in batches:
-        at_mix = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
-        at_w = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        at_mix = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(batch))
+        at_w = numpy_network.gradients(w, *small_task.flat(batch))
         v = {name: v[name] - LR * alpha * at_mix[name] for name in v}
         w = {name: w[name] - LR * at_w[name] for name in w}
     return v, w
@@ -63,9 +63,9 @@ def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_
     v = small_task.to_numpy(own)
     slopes = numpy_network.gradients(v, *small_task.flat(BATCHES[0]))
     alone = {name: v[name] - LR * slopes[name] for name in v}
-    found, sent = small_task.to_numpy(state["own"]), small_task.to_numpy(up["model"])
-    assert np.abs(found["W2"] - alone["W2"]).max() > 1e-3
-    assert np.abs(found["W2"] - mixed_by_hand(found, sent, 0.5)["W2"]).max() > 0.1
+    trained, sent = small_task.to_numpy(state["own"]), small_task.to_numpy(up["model"])
+    assert np.abs(trained["W2"] - alone["W2"]).max() > 1e-3
+    assert np.abs(trained["W2"] - mixed_by_hand(trained, sent, 0.5)["W2"]).max() > 0.1
 
 
 @pytest.mark.parametrize("own, received, alpha_lr", [(4, 1, None), (4, 1, 0.03), (4, 1, 80.0), (1, 4, 80.0)])
@@ -107,9 +107,9 @@ def test_a_round_without_minibatches_changes_nothing():
 
 def test_the_fresh_global_model_is_mixed_in_for_prediction():
     own, fresh, x = comparisons.model(2), comparisons.model(5), small_task.batch(9).x
-    found = APFL().predict(small_task.task(), client_of(own, 0.3), {"model": fresh}, x)
+    scores = APFL().predict(small_task.task(), client_of(own, 0.3), {"model": fresh}, x)
     w = mixed_by_hand(small_task.to_numpy(own), small_task.to_numpy(fresh), 0.3)
-    np.testing.assert_allclose(found, numpy_network.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
+    np.testing.assert_allclose(scores, numpy_network.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
 
 
 def run(folder, algorithm, **training):
@@ -127,16 +127,18 @@ def assert_same_scores(first, second):
 def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting, tmp_path):
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 0.0, "adaptive": False, "weighting": weighting})
     run(tmp_path / "fedavg", {"name": "fedavg", "weighting": weighting})
-    mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "fedavg")
-    assert theirs and all(np.array_equal(mine[path], array) for path, array in theirs.items())
+    apfl_state, fedavg_state = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "fedavg")
+    assert fedavg_state and all(np.array_equal(apfl_state[path], array) for path, array in fedavg_state.items())
     assert_same_scores(tmp_path / "apfl", tmp_path / "fedavg")
 
 
 def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path):
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 1.0, "adaptive": False})
     run(tmp_path / "local", {"name": "local"})
-    mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "local")
-    assert theirs and all(np.array_equal(mine[path.replace("model/", "own/")], array) for path, array in theirs.items())
+    apfl_state, local_state = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "local")
+    assert local_state and all(
+        np.array_equal(apfl_state[path.replace("model/", "own/")], array) for path, array in local_state.items()
+    )
     assert_same_scores(tmp_path / "apfl", tmp_path / "local")
 
 
@@ -152,8 +154,8 @@ def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn):
     task.predict(expected, batches[0].x, training=True)
     # All models start alike, so their one pass over the minibatch moves all statistics alike.
     shared = up["model"] if bn == "average" else fixed
-    for found in (fixed["own"], learned["own"], shared):
-        assert comparisons.same(found["stats"], expected["stats"])
+    for model in (fixed["own"], learned["own"], shared):
+        assert comparisons.same(model["stats"], expected["stats"])
     assert not comparisons.same(expected["stats"], client["own"]["stats"]) and tree.differences(fixed, client) == []
 
 

@@ -110,7 +110,7 @@ def test_continuing_a_finished_run_changes_nothing(tmp_path):
 
 
 def test_a_run_can_be_moved_and_continued(tmp_path):
-    whole = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
+    digest = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
     quick_run.run(quick_run.settings(training={"rounds": 2}), tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")
-    assert quick_run.resume(tmp_path / "b", ("training.rounds=4",)) == whole
+    assert quick_run.resume(tmp_path / "b", ("training.rounds=4",)) == digest

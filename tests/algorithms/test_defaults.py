@@ -133,4 +133,4 @@ def test_every_algorithm_is_in_the_list():
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_those_of_the_list(name):
-    assert {one.name: one.default for one in dataclasses.fields(ALGORITHMS[name])} == DEFAULTS[name]
+    assert {field.name: field.default for field in dataclasses.fields(ALGORITHMS[name])} == DEFAULTS[name]

@@ -29,10 +29,10 @@ def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received():
         task, {"personal": own}, {"model": received}, small_task.data(batches, LR)
     )
     w, v, anchor = small_task.to_numpy(received), small_task.to_numpy(own), small_task.to_numpy(received)
-    for one in batches:
+    for batch in batches:
         slope, pulled = (
-            numpy_network.gradients(w, *small_task.flat(one)),
-            numpy_network.gradients(v, *small_task.flat(one)),
+            numpy_network.gradients(w, *small_task.flat(batch)),
+            numpy_network.gradients(v, *small_task.flat(batch)),
         )
         w = {name: w[name] - LR * slope[name] for name in w}
         v = {name: v[name] - LR * (pulled[name] + 0.7 * (v[name] - anchor[name])) for name in v}
@@ -47,8 +47,10 @@ def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight, tmp_p
     quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / "ditto")
     plain = {"name": "fedavg", "weighting": "clients"}
     quick_run.run(quick_run.settings(algorithm=plain, training=training), tmp_path / "fedavg")
-    mine, theirs = (run_folder.read_server(tmp_path / name, 3) for name in ("ditto", "fedavg"))
-    assert mine.keys() == theirs.keys() and all(np.array_equal(mine[path], theirs[path]) for path in mine)
+    ditto_server, fedavg_server = (run_folder.read_server(tmp_path / name, 3) for name in ("ditto", "fedavg"))
+    assert ditto_server.keys() == fedavg_server.keys() and all(
+        np.array_equal(ditto_server[path], fedavg_server[path]) for path in ditto_server
+    )
 
 
 def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path):
@@ -56,10 +58,10 @@ def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path):
     for name, options in (("ditto", {"prox_weight": 0.0}), ("local", {})):
         raw = quick_run.settings(algorithm={"name": name, **options}, training=training)
         quick_run.run(raw, tmp_path / name)
-    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("ditto", "local"))
-    paths = [path for path in theirs if path.startswith("clients/model/")]
+    ditto_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("ditto", "local"))
+    paths = [path for path in local_state if path.startswith("clients/model/")]
     assert len(paths) == 4
-    assert all(np.array_equal(mine[path.replace("/model/", "/personal/")], theirs[path]) for path in paths)
+    assert all(np.array_equal(ditto_state[path.replace("/model/", "/personal/")], local_state[path]) for path in paths)
     scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"].tolist() for name in ("ditto", "local")]
     assert scores[0] == scores[1]
 
@@ -67,9 +69,9 @@ def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path):
 def test_the_defaults_do_not_switch_the_pull_off():
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     client, down = {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}
-    mine, _ = Ditto().client_update(task, client, down, data)
-    theirs, _ = Local().client_update(task, {"model": comparisons.model(2)}, {}, data)
-    assert not comparisons.same(mine["personal"], theirs["model"])
+    ditto_state, _ = Ditto().client_update(task, client, down, data)
+    local_state, _ = Local().client_update(task, {"model": comparisons.model(2)}, {}, data)
+    assert not comparisons.same(ditto_state["personal"], local_state["model"])
 
 
 def test_a_round_is_scored_once_and_by_the_personal_models_alone(tmp_path):
@@ -128,8 +130,10 @@ def test_each_model_has_batch_norm_statistics_of_its_own(bn):
     state, up = algorithm.client_update(task, client, down, data)
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
-    theirs, sent = FedAvg().client_update(task, FedAvg().init_client(task), down, data)
-    assert comparisons.same(up["model"], sent["model"]) and all(comparisons.same(state[k], theirs[k]) for k in theirs)
+    fedavg_state, sent = FedAvg().client_update(task, FedAvg().init_client(task), down, data)
+    assert comparisons.same(up["model"], sent["model"]) and all(
+        comparisons.same(state[k], fedavg_state[k]) for k in fedavg_state
+    )
     assert not comparisons.same(state["personal"]["stats"], client["personal"]["stats"])
 
 

@@ -74,9 +74,9 @@ def test_options_have_the_same_bits_on_other_ranks_and_after_a_resume(sections, 
     raw = quick_run.settings(
         {"algorithm": {"name": "fedper"}, "runtime": {"executor": executor, "lanes": 2}}, **sections
     )
-    whole = quick_run.run(raw, tmp_path / "one")
+    digest = quick_run.run(raw, tmp_path / "one")
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "three", ranks=3)
-    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == whole
+    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == digest
 
 
 def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path):
@@ -91,21 +91,24 @@ def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path):
 
 
 def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path):
-    each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
+    digest = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
     second, folder = run(quick_run.settings(training={"rounds": 5}, evaluation={"every": 2}), tmp_path)
-    assert second == each
+    assert second == digest
     rows = metrics_file.read(folder)
     assert [bool(row["accuracy_mean"]) for row in rows] == [False, True, False, True, True]
     full = metrics_file.read(tmp_path / "each")
-    for here, there in zip(rows, full, strict=True):
-        if here["accuracy_mean"]:
-            assert (here["accuracy_mean"], here["accuracy_std"]) == (there["accuracy_mean"], there["accuracy_std"])
+    for sparse_row, full_row in zip(rows, full, strict=True):
+        if sparse_row["accuracy_mean"]:
+            assert (sparse_row["accuracy_mean"], sparse_row["accuracy_std"]) == (
+                full_row["accuracy_mean"],
+                full_row["accuracy_std"],
+            )
 
 
 def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path):
-    each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
+    digest = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
     second, folder = run(quick_run.settings(training={"rounds": 5}, checkpoint={"every": 2}), tmp_path)
-    assert second == each
+    assert second == digest
     assert run_folder.rounds(folder) == [0, 2, 4, 5]
     assert quick_run.resume(tmp_path / "two", ("training.rounds=6",), ranks=3) == quick_run.resume(
         tmp_path / "each", ("training.rounds=6",)
@@ -210,14 +213,14 @@ def test_a_key_of_an_algorithm_has_an_effect_with_others_or_is_refused():
     assert {name: [*values] for name, values in NEED.items()} == {name: [*kinds[name].needs] for name in NEED}
     assert all(name in NEED or not kind.needs for name, kind in ALGORITHMS.items())
     for name, key, value in ((name, key, value) for name, values in NEED.items() for key, value in values.items()):
-        other, *allowed = kinds[name].needs[key]
-        hint = get_type_hints(kinds[name])[other]
+        needed_key, *allowed = kinds[name].needs[key]
+        hint = get_type_hints(kinds[name])[needed_key]
         for switch in (True, False) if hint is bool else get_args(hint):
-            raw = quick_run.settings(algorithm={"name": name, key: value, other: switch})
+            raw = quick_run.settings(algorithm={"name": name, key: value, needed_key: switch})
             if switch in allowed:
                 assert getattr(parse(raw).algorithm, key) == value
                 continue
-            with pytest.raises(UserError, match=rf"algorithm.{key} = .* has an effect with algorithm.{other} = "):
+            with pytest.raises(UserError, match=rf"algorithm.{key} = .* has an effect with algorithm.{needed_key} = "):
                 parse(raw)
 
 

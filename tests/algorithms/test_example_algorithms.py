@@ -35,9 +35,9 @@ class TestClipped(AlgorithmTests):
 def test_the_trimmed_mean_leaves_out_the_extremes_of_each_entry():
     algorithm = outside.load(f"{ROOT}/examples/trimmed_mean.py:TrimmedMean")(trimmed=1)
     task, models = small_task.task(), [comparisons.model(seed) for seed in range(5)]
-    found = algorithm.server_update(task, {}, {"model": tree.stack(models)}, Round(1, np.arange(5), 0))["model"]
-    for path, leaf in tree.leaves(found):
-        rows = np.sort(np.stack([tree.at(one, path).double().numpy() for one in models]), 0)
+    trimmed_mean = algorithm.server_update(task, {}, {"model": tree.stack(models)}, Round(1, np.arange(5), 0))["model"]
+    for path, leaf in tree.leaves(trimmed_mean):
+        rows = np.sort(np.stack([tree.at(model, path).double().numpy() for model in models]), 0)
         np.testing.assert_allclose(leaf, rows[1:4].mean(0), rtol=0, atol=1e-6)
 
 

@@ -31,8 +31,8 @@ def test_fedbabu_trains_the_body_alone_under_the_initial_head():
         task, client, {"body": {"body": received["body"]}}, comparisons.data_of({"train": batches})
     )
     w = small_task.to_numpy({"body": received["body"], **client})
-    for one in batches:
-        slopes = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        slopes = numpy_network.gradients(w, *small_task.flat(batch))
         w = {**w, **{name: w[name] - 0.1 * slopes[name] for name in ("W1", "b1")}}
     small_task.assert_close({**up["body"], **state}, w)
     assert list(up) == ["body"] and list(up["body"]) == ["body"], "the head never travels"
@@ -43,12 +43,12 @@ def test_fedbabu_trains_the_body_alone_under_the_initial_head():
 def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned, moved):
     task, algorithm = small_task.task(), FedBABU(fine_tuned=fine_tuned)
     assert algorithm.passes(task, 1)["fine_tuning"].epochs == 5 and FedBABU().fine_tuned == "model"
-    client, received, one = algorithm.init_client(task), comparisons.model(1), small_task.batch(3)
-    data = comparisons.data_of({"fine_tuning": [one]})
-    found = algorithm.adapt(task, client, {"body": {"body": received["body"]}}, data)
+    client, received, batch = algorithm.init_client(task), comparisons.model(1), small_task.batch(3)
+    data = comparisons.data_of({"fine_tuning": [batch]})
+    adapted = algorithm.adapt(task, client, {"body": {"body": received["body"]}}, data)
     w = small_task.to_numpy({"body": received["body"], **client})
-    slopes = numpy_network.gradients(w, *small_task.flat(one))
-    small_task.assert_close(found, {**w, **{name: w[name] - 0.1 * slopes[name] for name in moved}})
+    slopes = numpy_network.gradients(w, *small_task.flat(batch))
+    small_task.assert_close(adapted, {**w, **{name: w[name] - 0.1 * slopes[name] for name in moved}})
 
 
 def test_fedala_trains_its_weights_as_equation_5_says():
@@ -57,7 +57,7 @@ def test_fedala_trains_its_weights_as_equation_5_says():
     batch, state = small_task.batch(0), algorithm.init_client(task)
     state = {**state, "model": own, "again": torch.tensor(1)}
     data = comparisons.data_of({"weights0": [batch], "train": []})
-    found, up = algorithm.client_update(task, state, {"model": received}, data)
+    trained, up = algorithm.client_update(task, state, {"model": received}, data)
     # By hand: the gradient of the head's parameters at W = 1, where the mix is the received model.
     z = task.features(received, batch.x)
     scores = task.logits(received["head"], z).softmax(1) - torch.eye(3)[batch.y]
@@ -65,10 +65,10 @@ def test_fedala_trains_its_weights_as_equation_5_says():
     for name, slope in slopes.items():
         apart = received["head"][name] - own["head"][name]
         weight = (1 - 0.7 * slope * apart).clamp(0, 1)
-        torch.testing.assert_close(tree.at(found, f"weights/head/{name}"), weight, rtol=0, atol=1e-6)
+        torch.testing.assert_close(tree.at(trained, f"weights/head/{name}"), weight, rtol=0, atol=1e-6)
         mixed = own["head"][name] + apart * weight
         torch.testing.assert_close(tree.at(up["model"], f"head/{name}"), mixed, rtol=0, atol=1e-6)
-    assert comparisons.same(found["model"]["body"], received["body"]), "lower layers are the received ones"
+    assert comparisons.same(trained["model"]["body"], received["body"]), "lower layers are the received ones"
 
 
 def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_path):
@@ -80,15 +80,15 @@ def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_pat
     )
     quick_run.run(raw, tmp_path / "run")
     due = [comparisons.state_of(tmp_path / "run", round) for round in range(4)]
-    assert [[set(one[f"clients/{name}"].tolist()) for name in ("again", "start")] for one in due] == [
+    assert [[set(values[f"clients/{name}"].tolist()) for name in ("again", "start")] for values in due] == [
         [{0}, {0}],
         [{1}, {1}],
         [{1}, {0}],
         [{1}, {0}],
     ]
-    weights = [one["clients/weights/head/weight"] for one in due]
+    weights = [values["clients/weights/head/weight"] for values in due]
     assert (weights[1] == 1).all() and (weights[2] < 1).any() and not np.array_equal(weights[2], weights[3])
-    assert all(((one >= 0) & (one <= 1)).all() for one in weights)
+    assert all(((values >= 0) & (values <= 1)).all() for values in weights)
 
 
 def test_fedpac_combines_heads_with_the_best_weights():
@@ -99,7 +99,7 @@ def test_fedpac_combines_heads_with_the_best_weights():
     before = {"labels": labels, "means": means.float(), "clients": clients, "counts": counts}
     variances = torch.tensor([0.4, 0.2, 0.7])
     up = {"before": before, "variance": {"value": variances}}
-    found = algorithm.combination(task, up, np.array([2, 5, 9]))
+    combination = algorithm.combination(task, up, np.array([2, 5, 9]))
     h = np.zeros((3, 3, small_task.FEATURES))
     h[0, 0], h[0, 1] = 0.75 * means[0], 0.25 * means[1]
     h[1, 1], h[1, 2], h[2, 0] = 0.5 * means[2], 0.5 * means[3], means[4]
@@ -111,9 +111,9 @@ def test_fedpac_combines_heads_with_the_best_weights():
     grid = [np.array([a, b, 1 - a - b]) for a, b in itertools.product(np.linspace(0, 1, 101), repeat=2) if a + b <= 1]
     for client in range(3):
         best = min(grid, key=lambda weights: worth(client, weights))
-        np.testing.assert_allclose(found[client], best, atol=0.011)
-        assert worth(client, found[client]) <= worth(client, best) + 1e-6
-    np.testing.assert_allclose(found.sum(1), 1)
+        np.testing.assert_allclose(combination[client], best, atol=0.011)
+        assert worth(client, combination[client]) <= worth(client, best) + 1e-6
+    np.testing.assert_allclose(combination.sum(1), 1)
 
 
 def test_fedpac_combines_heads_of_clients_with_the_same_features():
@@ -126,10 +126,10 @@ def test_fedpac_combines_heads_of_clients_with_the_same_features():
         "counts": torch.tensor([9, 9, 9]),
     }
     before["means"][2] = 0
-    found = algorithm.combination(
+    combination = algorithm.combination(
         task, {"before": before, "variance": {"value": torch.tensor([0.0, 0.0, 1.0])}}, np.arange(3)
     )
-    np.testing.assert_allclose(found[:2], [[0.5, 0.5, 0], [0.5, 0.5, 0]], atol=1e-6)
+    np.testing.assert_allclose(combination[:2], [[0.5, 0.5, 0], [0.5, 0.5, 0]], atol=1e-6)
 
 
 def test_fedpac_combines_heads_of_so_many_clients_that_all_weights_are_small(monkeypatch):
@@ -180,21 +180,21 @@ def test_fedpac_averages_class_means_by_their_counts_and_keeps_those_of_absent_c
     old = {"mean": torch.full((3, d), 7.0), "known": torch.tensor([0.0, 1.0, 0.0])}
     up = {"labels": torch.tensor([0, 0]), "counts": torch.tensor([3, 1]), "means": torch.ones(2, d)}
     up["means"][1] = 5.0
-    found = algorithm._global_means(old, up)
-    assert found["mean"][:, 0].tolist() == [2.0, 7.0, 7.0] and found["known"].tolist() == [1.0, 1.0, 0.0]
+    new = algorithm._global_means(old, up)
+    assert new["mean"][:, 0].tolist() == [2.0, 7.0, 7.0] and new["known"].tolist() == [1.0, 1.0, 0.0]
 
 
 def test_fedpac_measures_the_variance_of_features():
     task, algorithm = small_task.task(), FedPAC()
     batch, model = small_task.batch(0, size=40), comparisons.model(3)
     data = small_task.data([batch])
-    found = algorithm._feature_variance(task, model, class_means(task, model, data), data)
+    variance = algorithm._feature_variance(task, model, class_means(task, model, data), data)
     z, y = task.features(model, batch.x).double(), batch.y
     n, expected = len(y), z.square().sum(1).mean()
     for label in range(3):
         share = (y == label).double().mean()
         expected = expected - share**2 * z[y == label].mean(0).square().sum()
-    torch.testing.assert_close(found.double(), expected / n, rtol=1e-5, atol=0)
+    torch.testing.assert_close(variance.double(), expected / n, rtol=1e-5, atol=0)
 
 
 def test_fedpac_trains_the_head_and_then_the_aligned_body(tmp_path):

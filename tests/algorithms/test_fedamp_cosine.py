@@ -23,11 +23,9 @@ def flat(rows):
 def heuristic(w, scale, own):
     """xi [P, P], entry by entry."""
     xi = np.eye(len(w)) * own
-    for i, mine in enumerate(w):
+    for i, w_i in enumerate(w):
         similar = {
-            j: np.exp(scale * (mine @ theirs) / np.sqrt((mine @ mine) * (theirs @ theirs)))
-            for j, theirs in enumerate(w)
-            if j != i
+            j: np.exp(scale * (w_i @ w_j) / np.sqrt((w_i @ w_i) * (w_j @ w_j))) for j, w_j in enumerate(w) if j != i
         }
         for j, value in similar.items():
             xi[i, j] = (1 - own) * value / sum(similar.values())
@@ -85,5 +83,7 @@ def test_training_starts_from_the_own_model_or_from_the_cloud_model():
         data = small_task.data([small_task.batch(0)], lr=0.0)
         state, _ = algorithm.client_update(task, {"model": own}, {"cloud": cloud}, data)
         assert not tree.differences(state["model"], expected)
-        for (path, mine), (_, theirs) in zip(tree.leaves(state["model"]), tree.leaves(expected), strict=True):
-            assert torch.equal(mine, theirs), path
+        for (path, state_leaf), (_, expected_leaf) in zip(
+            tree.leaves(state["model"]), tree.leaves(expected), strict=True
+        ):
+            assert torch.equal(state_leaf, expected_leaf), path

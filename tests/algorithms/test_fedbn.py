@@ -128,7 +128,7 @@ class TestFedBN(AlgorithmTests):
 
 def test_the_layers_of_resnet18_that_stay_are_its_twenty_batch_norms():
     raw = quick_run.settings(model={"name": "resnet18"}, algorithm={"name": "fedbn"})
-    one = prepare(parse(raw), torch.device("cpu")).tasks[0]
-    kept = FedBN().kept(one)
+    resnet_task = prepare(parse(raw), torch.device("cpu")).tasks[0]
+    kept = FedBN().kept(resnet_task)
     assert len(kept) == 2 * 20 + 1 and all("bn" in path or "downsample/1" in path for path in kept[:-1])
     assert kept[-1] == "stats"

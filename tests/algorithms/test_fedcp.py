@@ -46,8 +46,8 @@ def unit(row):
 def discrepancy_of(a, b):
     """Pair by pair."""
 
-    def kernel(one, other):
-        return sum(np.exp(-0.5 * ((one - other) ** 2).sum() / bandwidth) for bandwidth in (10, 15, 20, 50))
+    def kernel(x, y):
+        return sum(np.exp(-0.5 * ((x - y) ** 2).sum() / bandwidth) for bandwidth in (10, 15, 20, 50))
 
     pairs = [(i, j) for i in range(len(a)) for j in range(len(b))]
     return float(np.mean([kernel(a[i], a[j]) + kernel(b[i], b[j]) - 2 * kernel(a[i], b[j]) for i, j in pairs]))
@@ -64,12 +64,12 @@ def test_noise_makes_the_gate_a_gumbel_softmax():
     """0.015 is some three standard deviations of the difference of two medians of 20000 draws."""
     weights = numeric_gradients.varied(init_gate(np.random.default_rng(0), 2), 3)
     w, z, draws = numeric_gradients.weights({"gate": weights}), torch.tensor([[0.3, -1.0]]), 20000
-    found = gate(weights, z.expand(draws, -1), uniform(torch.tensor(5), (draws, 2)))
+    shares = gate(weights, z.expand(draws, -1), uniform(torch.tensor(5), (draws, 2)))
     gumbel = -np.log(-np.log(np.random.default_rng(1).random((2, draws, 2))))
     expected = gate_of(w, z.double().numpy(), gumbel)
     for level in (0.05, 0.25, 0.5, 0.75, 0.95):
         np.testing.assert_allclose(
-            np.quantile(found.numpy(), level, axis=0), np.quantile(expected, level, axis=0), rtol=0, atol=0.015
+            np.quantile(shares.numpy(), level, axis=0), np.quantile(expected, level, axis=0), rtol=0, atol=0.015
         )
 
 
@@ -95,9 +95,9 @@ def test_body_head_and_gate_step_at_once_on_the_whole_loss():
     start = numeric_gradients.weights({**down["model"], "own": client["head"]})
     w, paths = dict(start), [path for path in start if not path.startswith("head")]
     view = unit(start["own/weight"].sum(0))  # of the head as the round begins
-    for one in batches:
-        x, y = small_task.flat(one)
-        u = uniform(one.key, (len(y), D)).double().numpy()
+    for batch in batches:
+        x, y = small_task.flat(batch)
+        u = uniform(batch.key, (len(y), D)).double().numpy()
         noise = np.stack([np.log(u), np.log(1 - u)])  # their difference is that of two Gumbel variables
 
         def loss(w, x=x, y=y, noise=noise):
@@ -131,9 +131,9 @@ def test_a_model_is_tested_without_noise():
     z = numeric_gradients.features(w, x.flatten(1).double().numpy())
     share = gate_of(w, z * unit(w["own/weight"].sum(0)), np.zeros((2, 6, D)))
     expected = numeric_gradients.logits(w, "own", share * z) + numeric_gradients.logits(w, "head", (1 - share) * z)
-    found = FedCP().predict(small_task.task(), client, down, x)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    assert torch.equal(found, FedCP().predict(small_task.task(), client, down, x))
+    scores = FedCP().predict(small_task.task(), client, down, x)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
+    assert torch.equal(scores, FedCP().predict(small_task.task(), client, down, x))
 
 
 def test_everyone_starts_from_the_same_gate_and_means_are_by_samples():
@@ -152,8 +152,8 @@ def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_fi
     down = FedCP().publish(task, FedCP().init_server(task), np.arange(4))
     before = tree.clone({**down, "client": client})
     data = small_task.data([keyed(0)], LR)
-    found = [FedCP(alignment_weight=one).client_update(task, client, down, data) for one in (0.0, 5.0)]
-    (state, up), (_, aligned) = found
+    results = [FedCP(alignment_weight=weight).client_update(task, client, down, data) for weight in (0.0, 5.0)]
+    (state, up), (_, aligned) = results
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
     assert comparisons.same({**down, "client": client}, before), "the fixed body changed what was received"
@@ -164,10 +164,13 @@ def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_fi
 
 def test_padding_alone_and_padded_rows_change_nothing():
     task, (client, down) = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True), client_and_down(1)
-    one = keyed(0)
+    batch = keyed(0)
 
     def update(client, down, weight):
-        batches = [dataclasses.replace(small_task.padded(one.x, one.y, each), key=one.key) for each in weight.unbind(0)]
+        batches = [
+            dataclasses.replace(small_task.padded(batch.x, batch.y, step_weight), key=batch.key)
+            for step_weight in weight.unbind(0)
+        ]
         return FedCP().client_update(task, client, down, comparisons.data_of({"train": batches}))
 
     lane = tree.stack([{"client": client, "down": down}])
@@ -177,8 +180,8 @@ def test_padding_alone_and_padded_rows_change_nothing():
         for weight in (real.unsqueeze(0), torch.stack([real, torch.zeros(6)]))
     )
     assert comparisons.same(once[0], twice[0]) and comparisons.same(once[1], twice[1])
-    alone = Batch(one.x[:4], one.y[:4], None, one.key)
+    alone = Batch(batch.x[:4], batch.y[:4], None, batch.key)
     expected = FedCP().client_update(task.replace(batched=False), client, down, comparisons.data_of({"train": [alone]}))
-    for found, wanted in zip(once, expected, strict=True):
+    for stacked, wanted in zip(once, expected, strict=True):
         for path, leaf in tree.leaves(wanted):
-            torch.testing.assert_close(tree.at(tree.row(found, 0), path), leaf, rtol=0, atol=1e-6)
+            torch.testing.assert_close(tree.at(tree.row(stacked, 0), path), leaf, rtol=0, atol=1e-6)

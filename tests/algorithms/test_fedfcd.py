@@ -30,13 +30,13 @@ def received(known=(True, True, True)):
 
 def data_of(passes, lr=0.1):
     return dataclasses.replace(
-        small_task.data([one for batches in passes.values() for one in batches], lr), passes=passes
+        small_task.data([batch for batches in passes.values() for batch in batches], lr), passes=passes
     )
 
 
-def slopes(w, down, one, weight=0.0):
+def slopes(w, down, batch, weight=0.0):
     """Gradients of CE(h_g(z) + h_i(z)) + weight * mean 1/d ||z - C_y||^2 over samples whose class has a mean."""
-    x, y = small_task.flat(one)
+    x, y = small_task.flat(batch)
     mean, known = (down["class_means"][name].double().numpy() for name in ("mean", "known"))
     z, _ = numpy_network.forward(w, x)
     pull = weight * 2 * (z - mean[y]) / (FEATURES * len(y)) * known[y][:, None]
@@ -59,11 +59,11 @@ def test_body_and_head_take_turns_of_an_epoch_each():
 
     w = small_task.to_numpy(comparisons.model(1))
     for name in names:
-        for one in passes[name]:
+        for batch in passes[name]:
             if name.startswith("body"):
-                w = descend(w, slopes(w, down, one, 0.7), BODY, 0.2)
+                w = descend(w, slopes(w, down, batch, 0.7), BODY, 0.2)
             else:
-                w = descend(w, slopes(w, down, one), HEAD, 0.3)
+                w = descend(w, slopes(w, down, batch), HEAD, 0.3)
     small_task.assert_close(state["model"], w)
 
 
@@ -73,9 +73,9 @@ def test_body_and_head_take_turns_on_every_batch():
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
     state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of({"train": batches}))
     w = small_task.to_numpy(comparisons.model(1))
-    for one in batches:
-        w = descend(w, slopes(w, down, one, 0.7), BODY, 0.2)
-        w = descend(w, slopes(w, down, one), HEAD, 0.3)
+    for batch in batches:
+        w = descend(w, slopes(w, down, batch, 0.7), BODY, 0.2)
+        w = descend(w, slopes(w, down, batch), HEAD, 0.3)
     small_task.assert_close(state["model"], w)
 
 
@@ -85,39 +85,39 @@ def test_without_hierarchy_body_and_head_step_together():
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
     state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of({"train": batches}))
     w = small_task.to_numpy(comparisons.model(1))
-    for one in batches:
-        w = descend(w, slopes(w, down, one, 0.7), BODY + HEAD, 0.2)
+    for batch in batches:
+        w = descend(w, slopes(w, down, batch, 0.7), BODY + HEAD, 0.2)
     small_task.assert_close(state["model"], w)
 
 
 def test_without_fusion_the_personal_logits_train_and_predict_alone():
-    task, down, one = small_task.task(), received(), small_task.batch(0)
+    task, down, batch = small_task.task(), received(), small_task.batch(0)
     algorithm = FedFCD(align_weight=0.7, variant="without_fusion")
-    passes = {"body/1": [one], "head/1": [one]}
+    passes = {"body/1": [batch], "head/1": [batch]}
     state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, down, data_of(passes))
     alone = {**down, "head": tree.map(torch.zeros_like, down["head"])}
     w = small_task.to_numpy(comparisons.model(1))
-    w = descend(w, slopes(w, alone, one, 0.7), BODY, 0.01)
-    small_task.assert_close(state["model"], descend(w, slopes(w, alone, one), HEAD, 0.01))
-    assert torch.equal(algorithm.predict(task, state, down, one.x), task.predict(state["model"], one.x))
+    w = descend(w, slopes(w, alone, batch, 0.7), BODY, 0.01)
+    small_task.assert_close(state["model"], descend(w, slopes(w, alone, batch), HEAD, 0.01))
+    assert torch.equal(algorithm.predict(task, state, down, batch.x), task.predict(state["model"], batch.x))
 
 
 def test_samples_of_a_class_without_a_mean_are_not_aligned():
-    task, down, one = small_task.task(lr=0.2), received((False, True, False)), small_task.batch(0)
-    assert set(one.y.tolist()) == {0, 1, 2}
-    passes = {"body/1": [one], "head/1": []}
+    task, down, batch = small_task.task(lr=0.2), received((False, True, False)), small_task.batch(0)
+    assert set(batch.y.tolist()) == {0, 1, 2}
+    passes = {"body/1": [batch], "head/1": []}
     state, _ = FedFCD(align_weight=5).client_update(task, {"model": comparisons.model(1)}, down, data_of(passes))
     w = small_task.to_numpy(comparisons.model(1))
-    small_task.assert_close(state["model"], descend(w, slopes(w, down, one, 5), BODY, 0.2))
+    small_task.assert_close(state["model"], descend(w, slopes(w, down, batch, 5), BODY, 0.2))
 
 
 def test_the_sum_of_both_heads_logits_predicts():
     task, down, x = small_task.task(), received(), small_task.batch(3).x
     w = small_task.to_numpy(comparisons.model(1))
     z, own = numpy_network.forward(w, x.flatten(1).double().numpy())
-    theirs = z @ down["head"]["weight"].double().numpy().T + down["head"]["bias"].double().numpy()
+    global_scores = z @ down["head"]["weight"].double().numpy().T + down["head"]["bias"].double().numpy()
     scores = FedFCD().predict(task, {"model": comparisons.model(1)}, down, x)
-    np.testing.assert_allclose(scores, own + theirs, atol=1e-6)
+    np.testing.assert_allclose(scores, own + global_scores, atol=1e-6)
 
 
 def test_clients_upload_the_class_means_of_their_body_also_before_the_first_round():
@@ -126,7 +126,7 @@ def test_clients_upload_the_class_means_of_their_body_also_before_the_first_roun
     client = {"model": comparisons.model(1)}
     state, up = FedFCD(body_lr=0.3).client_update(task, client, down, data)
     before = FedFCD().introduce(task, client, dataclasses.replace(data, passes={}))
-    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in data.train), strict=True))
+    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(batch) for batch in data.train), strict=True))
     for message, model in ((up, state["model"]), (before, client["model"])):
         z, _ = numpy_network.forward(small_task.to_numpy(model), x)
         assert message["means"]["counts"].tolist() == np.bincount(y, minlength=CLASSES).tolist()
@@ -165,9 +165,11 @@ def test_without_alignment_fusion_and_hierarchy_it_is_local():
     down = received()
     down["head"] = tree.map(torch.zeros_like, down["head"])
     algorithm = FedFCD(align_weight=0, variant="without_hierarchy")
-    mine, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
-    theirs, _ = Local().client_update(task, Local().init_client(task), {}, data)
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(mine), tree.leaves(theirs), strict=True))
+    fedfcd_state, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
+    local_state, _ = Local().client_update(task, Local().init_client(task), {}, data)
+    assert all(
+        torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(fedfcd_state), tree.leaves(local_state), strict=True)
+    )
 
 
 def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it():
@@ -175,11 +177,11 @@ def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it():
     assert FedFCD().learning_rates(task, 0.25) == (0.1, 0.1)
     assert FedFCD(body_lr=0.8).learning_rates(task, 0.25) == (0.2, 0.1)
     assert FedFCD(head_lr=0.8).learning_rates(task, 0.25) == (0.1, 0.2)
-    one, down = small_task.batch(0), received()
-    data = dataclasses.replace(data_of({"body/1": [one], "head/1": []}), round=3, decay=0.25)
+    batch, down = small_task.batch(0), received()
+    data = dataclasses.replace(data_of({"body/1": [batch], "head/1": []}), round=3, decay=0.25)
     state, _ = FedFCD(align_weight=0, body_lr=0.8).client_update(task, {"model": comparisons.model(1)}, down, data)
     w = small_task.to_numpy(comparisons.model(1))
-    small_task.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))
+    small_task.assert_close(state["model"], descend(w, slopes(w, down, batch), BODY, 0.2))
 
 
 def test_with_steps_configured_a_round_has_one_turn_of_that_many_steps():

@@ -34,7 +34,7 @@ LR = 0.1
 def candidates(ids):
     """A message with the models of the given clients, `comparisons.model(10 + id)`, and zeros for nobody."""
     empty = tree.map(torch.zeros_like, comparisons.model(0))
-    models = tree.stack([empty if one == NOBODY else comparisons.model(10 + one) for one in ids])
+    models = tree.stack([empty if client == NOBODY else comparisons.model(10 + client) for client in ids])
     return {"candidates": {"model": models, "clients": torch.tensor(ids)}}
 
 
@@ -44,7 +44,7 @@ def flat(model):
 
 def loss_of(model, batches):
     """The mean over all samples of all minibatches."""
-    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in batches), strict=True))
+    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(batch) for batch in batches), strict=True))
     _, scores = numpy_network.forward(small_task.to_numpy(model), x)
     return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
@@ -56,21 +56,21 @@ def weight_of(before, candidate, batches):
 
 def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches():
     batches, models = [small_task.batch(0), small_task.batch(1, 2)], [comparisons.model(1), comparisons.model(2)]
-    expected = [loss_of(one, batches) for one in models]
+    expected = [loss_of(model, batches) for model in models]
     np.testing.assert_allclose(mean_losses(small_task.task(), models, batches), expected, rtol=1e-6)
     wide = small_task.batch(1, 6)
     first = small_task.padded(small_task.batch(0).x, small_task.batch(0).y, torch.ones(6))
     padded = [first, small_task.padded(wide.x, wide.y, torch.tensor([1.0, 1, 0, 0, 0, 0]))]
     cut = [small_task.batch(0), small_task.Batch(wide.x[:2], wide.y[:2])]
-    expected = [loss_of(one, cut) for one in models]
+    expected = [loss_of(model, cut) for model in models]
     np.testing.assert_allclose(mean_losses(small_task.task(), models, padded), expected, rtol=1e-6)
 
 
 def test_a_weight_is_the_gain_over_the_distance():
     before = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([0.0])}}
     near = {"body": {"w": torch.tensor([1.0, 5.0])}, "head": {"b": torch.tensor([4.0])}}
-    found = weigh_candidates(torch.tensor([2.0, 0.5, 3.0, 2.0]), before, [near, near, before])
-    np.testing.assert_allclose(found, [1.5 / 5.00001, -1 / 5.00001, 0], rtol=1e-6)
+    weights = weigh_candidates(torch.tensor([2.0, 0.5, 3.0, 2.0]), before, [near, near, before])
+    np.testing.assert_allclose(weights, [1.5 / 5.00001, -1 / 5.00001, 0], rtol=1e-6)
 
 
 def test_models_are_mixed_with_the_positive_weights():
@@ -122,9 +122,9 @@ def test_lanes_keep_what_each_of_them_mixed():
 
     together = torch.func.vmap(update)(tree.stack(clients), tree.stack(downs))
     for lane, (client, down) in enumerate(zip(clients, downs, strict=True)):
-        mine = algorithm.client_update(small_task.task(), client, down, alone)[0]["mix"]
-        np.testing.assert_allclose(together["shares"][lane], mine["shares"], rtol=1e-4)
-        assert together["clients"][lane].tolist() == mine["clients"].tolist()
+        mix = algorithm.client_update(small_task.task(), client, down, alone)[0]["mix"]
+        np.testing.assert_allclose(together["shares"][lane], mix["shares"], rtol=1e-4)
+        assert together["clients"][lane].tolist() == mix["clients"].tolist()
     assert together["shares"][0].tolist() != together["shares"][1].tolist()
 
 
@@ -163,18 +163,18 @@ def others(trained):
 
 def test_the_numbers_of_some_clients_are_theirs_among_all():
     n, count = 7, 3
-    whole, some = uniform(stream(1, 4, -1, "candidates"), n, count), np.array([2, 5, 6])
-    for clients in (some, np.arange(n), some[:0]):
-        found = draw_numbers(lambda skipped: stream(1, 4, -1, "candidates", skipped), clients, n, count)
-        assert np.array_equal(found.ties, whole.ties[clients]) and np.array_equal(found.lot, whole.lot[clients])
-        assert np.array_equal(found.explores, whole.explores[:, clients])
+    all_draws, subset = uniform(stream(1, 4, -1, "candidates"), n, count), np.array([2, 5, 6])
+    for clients in (subset, np.arange(n), subset[:0]):
+        draws = draw_numbers(lambda skipped: stream(1, 4, -1, "candidates", skipped), clients, n, count)
+        assert np.array_equal(draws.ties, all_draws.ties[clients]) and np.array_equal(draws.lot, all_draws.lot[clients])
+        assert np.array_equal(draws.explores, all_draws.explores[:, clients])
 
 
 def test_the_best_that_have_trained_are_chosen_and_never_oneself():
     affinity = np.array([[9.0, 1, 5, 3], [4, 9, 2, 7], [1, -2, 9, -3], [0, 6, 8, 9]])
     trained, draws = np.array([True, True, False, True]), uniform(np.random.default_rng(0), 4, 3)
-    found = choose_candidates(affinity, others(trained), 3, 0.0, draws)
-    assert found.tolist() == [[3, 1, NOBODY], [3, 0, NOBODY], [0, 1, 3], [1, 0, NOBODY]]
+    chosen = choose_candidates(affinity, others(trained), 3, 0.0, draws)
+    assert chosen.tolist() == [[3, 1, NOBODY], [3, 0, NOBODY], [0, 1, 3], [1, 0, NOBODY]]
     assert (choose_candidates(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
 
 
@@ -194,10 +194,10 @@ def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores():
     rng, left = np.random.default_rng(7), others(np.ones(n, bool))
     greedy = [choose_candidates(affinity, left, 1, 0.0, uniform(rng, n, 1))[0, 0] for _ in range(3000)]
     np.testing.assert_allclose(np.bincount(greedy, minlength=n) / 3000, [0, 0.5, 0, 0.5, 0], atol=0.05)
-    some = np.array([choose_candidates(affinity, left, 2, 0.4, uniform(rng, n, 2))[0] for _ in range(3000)])
+    chosen = np.array([choose_candidates(affinity, left, 2, 0.4, uniform(rng, n, 2))[0] for _ in range(3000)])
     # The first: one of all four with 0.4, else one of the two best.
-    np.testing.assert_allclose(np.bincount(some[:, 0], minlength=n) / 3000, [0, 0.4, 0.1, 0.4, 0.1], atol=0.05)
-    assert (some[:, 0] != some[:, 1]).all() and (some != 0).all()
+    np.testing.assert_allclose(np.bincount(chosen[:, 0], minlength=n) / 3000, [0, 0.4, 0.1, 0.4, 0.1], atol=0.05)
+    assert (chosen[:, 0] != chosen[:, 1]).all() and (chosen != 0).all()
 
 
 def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each_receiver():
@@ -218,8 +218,8 @@ def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each
 
     down = algorithm.publish(task, new, np.array([1, 2]))["candidates"]
     assert down["clients"].tolist() == [[3, 2], [0, 1]]
-    nobody = algorithm.publish(task, new, np.empty(0, np.int64))["candidates"]
-    assert nobody["clients"].shape == (0, 2)
+    empty = algorithm.publish(task, new, np.empty(0, np.int64))["candidates"]
+    assert empty["clients"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("round, epsilon", [(1, 0.3), (4, 0.15), (7, 0.0), (30, 0.0)])
@@ -292,17 +292,21 @@ def test_shares_are_those_that_give_the_mixes_on_disk(run):
         last = run.round(state.number - 1)
         gains = state.server["affinity"] - last.server["affinity"]
         for client, row in zip(panel.rows, panel.values, strict=True):
-            sent = [int(one) for one in np.asarray(state.clients["mix/clients"])[client] if one >= 0]
-            drawn = {other: share for other, share in zip(panel.columns, row, strict=True) if not np.isnan(share)}
+            sent = [int(client_id) for client_id in np.asarray(state.clients["mix/clients"])[client] if client_id >= 0]
+            drawn = {
+                candidate: share for candidate, share in zip(panel.columns, row, strict=True) if not np.isnan(share)
+            }
             assert set(drawn) == {client, *sent}
             before = [path for path in state.clients if path.startswith("before/")]
             paths = [path.replace("before", "model", 1) for path in before]
-            models = [[np.asarray(last.clients[path])[one] for path in paths] for one in (client, *sent)]
+            models = [[np.asarray(last.clients[path])[client_id] for path in paths] for client_id in (client, *sent)]
             columns = np.stack([np.concatenate([leaf.ravel() for leaf in model]) for model in models], 1)
             mixed = np.concatenate([np.asarray(state.clients[path])[client].ravel() for path in before])
             solved = np.linalg.lstsq(columns.astype(np.float64), mixed.astype(np.float64), rcond=None)[0]
-            assert [drawn[other] for other in (client, *sent)] == pytest.approx(solved, abs=1e-4)
+            assert [drawn[candidate] for candidate in (client, *sent)] == pytest.approx(solved, abs=1e-4)
             if drawn[client] < 1:
-                assert [drawn[other] > 0 for other in sent] == [gains[client, other] > 0 for other in sent]
+                assert [drawn[candidate] > 0 for candidate in sent] == [
+                    gains[client, candidate] > 0 for candidate in sent
+                ]
             mixes.append(drawn[client])
     assert any(0 < own < 1 for own in mixes), "somebody did mix"

@@ -34,13 +34,13 @@ def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone():
     client, head = {"body": comparisons.model(1)["body"]}, comparisons.model(2)["head"]
     state, up = FedGH().client_update(task, client, {"head": head}, small_task.data(batches))
     w = small_task.to_numpy({**client, "head": head})
-    for one in batches:  # the second step's body gradient goes through a head that the first has moved
-        slopes = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:  # the second step's body gradient goes through a head that the first has moved
+        slopes = numpy_network.gradients(w, *small_task.flat(batch))
         w = {name: w[name] - LR * slopes[name] for name in w}
     assert list(state) == ["body"]
     small_task.assert_close({**state, "head": head}, {**w, "W2": head["weight"].numpy(), "b2": head["bias"].numpy()})
 
-    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in batches), strict=True))
+    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(batch) for batch in batches), strict=True))
     z, _ = numpy_network.forward(w, x)
     for label in np.unique(y):
         np.testing.assert_allclose(up["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
@@ -51,7 +51,7 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
     task = small_task.task(batch_size=4)
     algorithm = FedGH(global_head_lr=0.3, server_batch_size=server_batch_size, server_epochs=2)
     server, up, round = {"head": comparisons.model(2)["head"]}, uploaded(0), Round(5, np.array([0, 3]), 9)
-    found = algorithm.server_update(task, server, up, round)["head"]
+    new_head = algorithm.server_update(task, server, up, round)["head"]
 
     weight, bias = (server["head"][name].double().numpy() for name in ("weight", "bias"))
     labels, means = up["means"]["labels"].numpy(), up["means"]["means"].double().numpy()
@@ -61,8 +61,8 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
             error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.3 * error.T @ means[chosen] / len(chosen), bias - 0.3 * error.mean(0)
-    np.testing.assert_allclose(found["weight"], weight, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found["bias"], bias, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(new_head["weight"], weight, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(new_head["bias"], bias, rtol=0, atol=1e-6)
 
 
 def test_the_fresh_global_head_predicts_on_the_clients_own_body():
@@ -76,9 +76,9 @@ def test_the_first_round_trains_the_body_as_local_training_does():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = FedGH()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
-    mine, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
-    theirs, _ = Local().client_update(task, Local().init_client(task), {}, data)
-    assert comparisons.same(mine["body"], theirs["model"]["body"])
+    fedgh_state, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
+    local_state, _ = Local().client_update(task, Local().init_client(task), {}, data)
+    assert comparisons.same(fedgh_state["body"], local_state["model"]["body"])
 
 
 def test_client_0_does_not_move_the_servers_head_by_its_training():
@@ -98,8 +98,8 @@ def test_the_global_head_learns_the_uploaded_means():
     new = algorithm.server_update(task, server, up, Round(1, np.array([0, 3]), 0))
     labels = up["means"]["labels"].long()
     losses = [
-        float(torch.nn.functional.cross_entropy(task.logits(one["head"], up["means"]["means"]), labels))
-        for one in (server, new)
+        float(torch.nn.functional.cross_entropy(task.logits(state["head"], up["means"]["means"]), labels))
+        for state in (server, new)
     ]
     assert losses[1] < 0.05 < 0.5 < losses[0], losses
 
@@ -136,7 +136,7 @@ def upload(seed, labels):
 @pytest.mark.parametrize("batch_size, epochs", [(1, 1), (3, 2), (100, 1), (100, 3)])
 def test_a_head_takes_a_step_of_the_mean_cross_entropy_on_every_minibatch(batch_size, epochs):
     start, up = head(1), upload(2, LABELS)
-    found = train_head(start, up, np.random.default_rng(5), lr=0.7, epochs=epochs, batch_size=batch_size)
+    trained = train_head(start, up, np.random.default_rng(5), lr=0.7, epochs=epochs, batch_size=batch_size)
     weight, bias = (start[name].double().numpy() for name in ("weight", "bias"))
     means, labels, rng = up["means"].double().numpy(), np.array(LABELS), np.random.default_rng(5)
     for _ in range(epochs):
@@ -146,8 +146,8 @@ def test_a_head_takes_a_step_of_the_mean_cross_entropy_on_every_minibatch(batch_
             error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.7 * error.T @ means[chosen] / len(chosen), bias - 0.7 * error.mean(0)
-    np.testing.assert_allclose(found["weight"], weight, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found["bias"], bias, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(trained["weight"], weight, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(trained["bias"], bias, rtol=0, atol=1e-6)
 
 
 def test_a_step_is_the_one_that_the_losss_own_gradient_gives():
@@ -155,18 +155,18 @@ def test_a_step_is_the_one_that_the_losss_own_gradient_gives():
     weight, bias = (start[name].clone().requires_grad_(True) for name in ("weight", "bias"))
     loss = torch.nn.functional.cross_entropy(up["means"] @ weight.mT + bias, up["labels"].long())
     slopes = torch.autograd.grad(loss, (weight, bias))
-    found = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=len(LABELS))
+    trained = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=len(LABELS))
     for name, leaf, slope in zip(("weight", "bias"), (weight, bias), slopes, strict=True):
-        torch.testing.assert_close(found[name], (leaf - 0.5 * slope).detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(trained[name], (leaf - 0.5 * slope).detach(), rtol=0, atol=1e-6)
 
 
 def test_the_given_head_stays_as_it_is():
     start, up = head(1), upload(2, LABELS)
-    found = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=1)
-    assert not torch.equal(found["weight"], start["weight"])
+    trained = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=1)
+    assert not torch.equal(trained["weight"], start["weight"])
     assert torch.equal(start["weight"], head(1)["weight"]) and torch.equal(start["bias"], head(1)["bias"])
 
 
 def test_without_uploads_a_head_stays_as_it_is():
-    found = train_head(head(1), upload(2, []), np.random.default_rng(0), lr=0.5, epochs=1, batch_size=4)
-    assert torch.equal(found["weight"], head(1)["weight"]) and torch.equal(found["bias"], head(1)["bias"])
+    trained = train_head(head(1), upload(2, []), np.random.default_rng(0), lr=0.5, epochs=1, batch_size=4)
+    assert torch.equal(trained["weight"], head(1)["weight"]) and torch.equal(trained["bias"], head(1)["bias"])

@@ -27,8 +27,8 @@ def test_a_round_is_equation_12(rho):
     for batches in ([small_task.batch(0)], [small_task.batch(seed) for seed in (1, 2, 3)]):
         _, up = algorithm.client_update(task, {}, {"model": received}, small_task.data(batches, LR))
         y, velocity, coefficients = x, dict.fromkeys(x, 0.0), np.zeros(0)
-        for one in batches:
-            slopes = numpy_network.gradients(y, *small_task.flat(one))
+        for batch in batches:
+            slopes = numpy_network.gradients(y, *small_task.flat(batch))
             velocity = {name: rho * velocity[name] + slopes[name] for name in y}
             y = {name: y[name] - LR * velocity[name] for name in y}
             # How often each gradient so far has been added by this step.
@@ -40,22 +40,22 @@ def test_a_round_is_equation_12(rho):
         small_task.assert_close(algorithm.after_training(task, {"model": received}, up)["model"], y, 1e-5)
     shares = [0.25, 0.75]
     mean = tree.map(lambda a, b: shares[0] * a + shares[1] * b, *ups)
-    found = algorithm.server_update(task, {"model": received}, {"steps": mean}, Round(1, np.arange(2), 0))["model"]
+    model = algorithm.server_update(task, {"model": received}, {"steps": mean}, Round(1, np.arange(2), 0))["model"]
     together = sum(share * norm for share, norm in zip(shares, norms, strict=True))
     expected = {
         name: x[name]
         - together * sum(share * (x[name] - y[name]) / norm for share, y, norm in zip(shares, ends, norms, strict=True))
         for name in x
     }
-    small_task.assert_close(found, expected, 1e-5)
+    small_task.assert_close(model, expected, 1e-5)
 
 
 def test_with_as_many_steps_everywhere_it_is_fedavg_up_to_rounding(tmp_path):
     for name in ("fednova", "fedavg"):
         quick_run.run(quick_run.settings(algorithm={"name": name}, training={"steps": 3}), tmp_path / name)
-    mine, theirs = (run_folder.read_server(tmp_path / name, 3) for name in ("fednova", "fedavg"))
-    for path in theirs:
-        np.testing.assert_allclose(mine[path], theirs[path], rtol=0, atol=1e-5)
+    fednova_server, fedavg_server = (run_folder.read_server(tmp_path / name, 3) for name in ("fednova", "fedavg"))
+    for path in fedavg_server:
+        np.testing.assert_allclose(fednova_server[path], fedavg_server[path], rtol=0, atol=1e-5)
 
 
 def test_means_are_by_samples_and_of_directions_steps_and_statistics_alone():
@@ -71,8 +71,8 @@ def test_statistics_and_state_are_those_of_fedavg(bn):
     down = FedAvg().publish(task, FedAvg().init_server(task), np.arange(1))
     client = FedAvg().init_client(task)
     state, up = FedNova().client_update(task, client, down, data)
-    theirs, sent = FedAvg().client_update(task, client, down, data)
-    assert comparisons.same(state, theirs)
+    fedavg_state, sent = FedAvg().client_update(task, client, down, data)
+    assert comparisons.same(state, fedavg_state)
     if bn == "average":
         assert comparisons.same(up["steps"]["stats"], sent["model"]["stats"])
 

@@ -67,9 +67,9 @@ def test_server_momentum_is_that_of_the_paper():
 def test_without_momentum_it_is_fedavg_up_to_rounding(tmp_path):
     quick_run.run(quick_run.settings(algorithm={"name": "fedavgm", "server_momentum": 0.0}), tmp_path / "mine")
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}), tmp_path / "fedavg")
-    mine, theirs = (run_folder.read_server(tmp_path / name, 3) for name in ("mine", "fedavg"))
-    for path in theirs:
-        np.testing.assert_allclose(mine[path], theirs[path], rtol=0, atol=1e-5)
+    fedavgm_server, fedavg_server = (run_folder.read_server(tmp_path / name, 3) for name in ("mine", "fedavg"))
+    for path in fedavg_server:
+        np.testing.assert_allclose(fedavgm_server[path], fedavg_server[path], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgM(), FedAdam()])
@@ -77,7 +77,7 @@ def test_batch_norm_statistics_are_averaged_and_nothing_else(algorithm):
     task = comparisons.with_batch_norm()
     server = algorithm.init_server(task)
     sent = tree.map(lambda leaf: leaf + 1, server["model"])
-    found = algorithm.server_update(task, server, {"model": sent}, Round(1, np.arange(2), 0))
-    assert comparisons.same(found["model"]["stats"], sent["stats"])
-    assert all("stats" not in found[name] for name in found if name != "model")
-    assert not torch.equal(found["model"]["head"]["weight"], server["model"]["head"]["weight"])
+    new = algorithm.server_update(task, server, {"model": sent}, Round(1, np.arange(2), 0))
+    assert comparisons.same(new["model"]["stats"], sent["stats"])
+    assert all("stats" not in new[name] for name in new if name != "model")
+    assert not torch.equal(new["model"]["head"]["weight"], server["model"]["head"]["weight"])

@@ -35,8 +35,8 @@ def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum
     w = small_task.to_numpy({**body, **client})
     for names, batches in ((("W2", "b2"), head_pass), (("W1", "b1"), body_pass)):
         velocity = {name: np.zeros_like(w[name]) for name in names}
-        for one in batches:
-            slopes = numpy_network.gradients(w, *small_task.flat(one))
+        for batch in batches:
+            slopes = numpy_network.gradients(w, *small_task.flat(batch))
             for name in names:
                 velocity[name] = 0.5 * velocity[name] + slopes[name]
                 w[name] = w[name] - LR * velocity[name]
@@ -77,18 +77,18 @@ def test_bodies_are_averaged_plainly_unless_asked_otherwise():
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn):
-    task, one = comparisons.with_batch_norm(bn=bn), small_task.batch(0)
+    task, batch = comparisons.with_batch_norm(bn=bn), small_task.batch(0)
     client, body = start(task)
     before = {**body, **client}
-    z = task.features(before, one.x).double().numpy()  # in evaluation mode
+    z = task.features(before, batch.x).double().numpy()  # in evaluation mode
     weight, bias = (before["head"][name].double().numpy() for name in ("weight", "bias"))
     error = numpy_network.softmax(z @ weight.T + bias)
-    error[np.arange(len(z)), one.y.numpy()] -= 1
+    error[np.arange(len(z)), batch.y.numpy()] -= 1
 
-    state, up = FedRep().client_update(task, client, {"body": body}, data([one], []))
+    state, up = FedRep().client_update(task, client, {"body": body}, data([batch], []))
     after = {**up["body"], **state}
     np.testing.assert_allclose(after["head"]["weight"], weight - LR * error.T @ z / len(z), atol=1e-6)
     assert comparisons.same(after["stats"], before["stats"]) and ("stats" in state) == (bn == "local")
 
-    state, up = FedRep().client_update(task, client, {"body": body}, data([], [one]))
+    state, up = FedRep().client_update(task, client, {"body": body}, data([], [batch]))
     assert not comparisons.same({**up["body"], **state}["stats"], before["stats"]), "they follow the body"

@@ -35,8 +35,8 @@ def test_balanced_and_personal_risk_take_one_step_each_from_the_same_point():
     w = numeric_gradients.weights({**down["model"], **client})
     prior = np.log(data.class_counts.numpy())
     assert len(set(prior)) == small_task.CLASSES, "the counts differ, and the last minibatch is in them"
-    for one in data.passes["train"]:
-        x, y = small_task.flat(one)
+    for batch in data.passes["train"]:
+        x, y = small_task.flat(batch)
         z = numeric_gradients.features(w, x)
         generic = numeric_gradients.logits(w, "head", z)
         balanced = numeric_gradients.descend(
@@ -68,9 +68,11 @@ def test_the_personal_risk_does_not_reach_the_generic_model():
         client_and_down(1),
         small_task.data([small_task.batch(0), small_task.batch(1)], LR),
     )
-    other = {"personal": comparisons.model(7)["head"]}
-    (mine, up), (theirs, other_up) = (FedRoD().client_update(task, one, down, data) for one in (client, other))
-    assert comparisons.same(up["model"], other_up["model"]) and not comparisons.same(mine, theirs)
+    other_client = {"personal": comparisons.model(7)["head"]}
+    (state, up), (other_state, other_up) = (
+        FedRoD().client_update(task, start, down, data) for start in (client, other_client)
+    )
+    assert comparisons.same(up["model"], other_up["model"]) and not comparisons.same(state, other_state)
 
 
 def test_a_class_without_samples_is_trained_as_if_it_were_not_there():
@@ -91,7 +93,7 @@ def test_the_loss_is_finite_where_the_counts_have_none(in_lane, monkeypatch):
     losses = []
 
     def look(task, params, batches, loss, lr, fixed):
-        losses.extend(loss({**params, **fixed}, one) for one in batches)
+        losses.extend(loss({**params, **fixed}, minibatch) for minibatch in batches)
         return params
 
     monkeypatch.setattr("pflmpi.algorithms.fedrod.train", look)
@@ -120,8 +122,8 @@ def test_personal_logits_are_added_to_the_fresh_generic_ones(predict_with):
     expected = numeric_gradients.logits(w, "head", z)
     if predict_with == "personal":
         expected = expected + numeric_gradients.logits(w, "personal", z)
-    found = FedRoD(predict_with=predict_with).predict(small_task.task(), client, down, x)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    scores = FedRoD(predict_with=predict_with).predict(small_task.task(), client, down, x)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
 
 
 def test_the_server_averages_body_and_generic_head_by_samples():

@@ -27,9 +27,9 @@ def filled(*values):
 
 def values(rows):
     """The value that fills each of the rows."""
-    found = torch.cat([leaf.flatten(1) for _, leaf in tree.leaves(rows)], 1)
-    assert torch.equal(found.amin(1), found.amax(1))
-    return [round(value, 5) for value in found[:, 0].tolist()]
+    entries = torch.cat([leaf.flatten(1) for _, leaf in tree.leaves(rows)], 1)
+    assert torch.equal(entries.amin(1), entries.amax(1))
+    return [round(value, 5) for value in entries[:, 0].tolist()]
 
 
 def state(centres, cluster):
@@ -71,11 +71,11 @@ def test_random_models_join_as_in_numpy():
     w, c = (
         np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(t)], 1) for t in (rows, centres)
     )
-    nearest = np.array([np.argmin([((mine - centre) ** 2).sum() for centre in c]) for mine in w])
+    nearest = np.array([np.argmin([((model - centre) ** 2).sum() for centre in c]) for model in w])
     assert new["cluster"].tolist() == nearest.tolist() and len(set(nearest.tolist())) > 1
     for k in range(4):
-        found = np.concatenate([leaf[k].flatten().numpy() for _, leaf in tree.leaves(new["centres"])])
-        np.testing.assert_allclose(found, w[nearest == k].mean(0) if (nearest == k).any() else c[k], atol=1e-6)
+        new_centre = np.concatenate([leaf[k].flatten().numpy() for _, leaf in tree.leaves(new["centres"])])
+        np.testing.assert_allclose(new_centre, w[nearest == k].mean(0) if (nearest == k).any() else c[k], atol=1e-6)
 
 
 def test_a_cluster_without_members_keeps_its_centre():
@@ -165,14 +165,14 @@ def test_before_the_first_round_everybody_receives_the_initial_model():
 
 
 def test_the_client_trains_the_centre_it_received_and_is_tested_with_it():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     centre = tree.map(lambda leaf: leaf * 2, task.init())
-    kept, up = FeSEM().client_update(task, {}, {"centre": centre}, small_task.data([one]))
+    kept, up = FeSEM().client_update(task, {}, {"centre": centre}, small_task.data([batch]))
     w = small_task.to_numpy(centre)
-    gradient = numpy_network.gradients(w, *small_task.flat(one))
+    gradient = numpy_network.gradients(w, *small_task.flat(batch))
     small_task.assert_close(up["model"], {name: w[name] - 0.1 * gradient[name] for name in w})
     assert kept == {} and list(up) == ["model"]
-    assert torch.equal(FeSEM().predict(task, {}, {"centre": centre}, one.x), task.predict(centre, one.x))
+    assert torch.equal(FeSEM().predict(task, {}, {"centre": centre}, batch.x), task.predict(centre, batch.x))
     assert FeSEM.predicts_with == ("centre",)
 
 
@@ -206,10 +206,10 @@ def test_more_clusters_than_participants_are_refused():
 
 
 def test_one_cluster_is_fedavg_with_a_plain_mean(tmp_path):
-    found = {}
+    servers = {}
     for name, section in (("fesem", {"num_clusters": 1}), ("fedavg", {"weighting": "clients"})):
         quick_run.run(quick_run.settings(algorithm={"name": name, **section}), tmp_path / name)
-        found[name] = run_folder.read_server(tmp_path / name, 3)
-    for path, array in found["fedavg"].items():
-        mine = found["fesem"][path.replace("model/", "centres/")][0]
-        np.testing.assert_allclose(mine, array, atol=1e-6, err_msg=path)  # two ways to sum in float64
+        servers[name] = run_folder.read_server(tmp_path / name, 3)
+    for path, array in servers["fedavg"].items():
+        centre = servers["fesem"][path.replace("model/", "centres/")][0]
+        np.testing.assert_allclose(centre, array, atol=1e-6, err_msg=path)  # two ways to sum in float64

@@ -62,8 +62,8 @@ def test_all_four_parts_step_at_once_on_the_whole_loss():
     received = w["embeddings/weight"].copy()
     shares = data.class_counts.double().numpy() / 9
     everyone, own = received.mean(0), shares @ received
-    for one in data.passes["train"]:
-        x, y = small_task.flat(one)
+    for batch in data.passes["train"]:
+        x, y = small_task.flat(batch)
 
         def loss(w, x=x, y=y):
             z = numeric_gradients.features(w, x)
@@ -90,7 +90,7 @@ def test_the_personal_condition_is_that_of_the_embeddings_that_came_with_the_bod
     w = numeric_gradients.weights({**fresh["shared"], "head": state["head"]})
     own = state["label_shares"].double().numpy() @ w["embeddings/weight"]
     z = numeric_gradients.features(w, x.flatten(1).double().numpy())
-    expected, without = (numeric_gradients.logits(w, "head", valve_of(w, z, one)) for one in (own, 0 * own))
+    expected, without = (numeric_gradients.logits(w, "head", valve_of(w, z, condition)) for condition in (own, 0 * own))
     assert np.abs(expected - without).max() > 0.1, "the condition matters"
     np.testing.assert_allclose(GPFL().predict(task, state, fresh, x), expected, rtol=0, atol=1e-5)
 
@@ -99,7 +99,7 @@ def test_label_shares_are_over_all_training_data():
     """A defect of public code: samples of the last, partial minibatch are not counted."""
     data, (client, down) = two_batches(), client_and_down(1)
     state, _ = GPFL().client_update(small_task.task(batch_size=6), client, down, data)
-    labels = np.concatenate([one.y.numpy() for one in data.passes["train"]])
+    labels = np.concatenate([batch.y.numpy() for batch in data.passes["train"]])
     np.testing.assert_allclose(state["label_shares"], np.bincount(labels, minlength=3) / 9, rtol=1e-6)
 
 
@@ -115,12 +115,12 @@ def test_a_client_that_has_not_trained_is_tested_without_a_personal_condition():
 
 def test_decay_shrinks_valve_and_embeddings_alone():
     task, data, (client, down) = small_task.task(), small_task.data([small_task.batch(0)], LR), client_and_down(4)
-    found = [GPFL(guidance_decay=mu).client_update(task, client, down, data) for mu in (0.0, 0.5)]
-    (state, up), (decayed, decayed_up) = found
+    results = [GPFL(guidance_decay=mu).client_update(task, client, down, data) for mu in (0.0, 0.5)]
+    (state, up), (decayed, decayed_up) = results
     assert comparisons.same(state, decayed) and comparisons.same(up["shared"]["body"], decayed_up["shared"]["body"])
     for part in ("valve", "embeddings"):
         for path, start in tree.leaves(down["shared"][part]):
-            with_decay, without = (tree.at(one["shared"], f"{part}/{path}") for one in (decayed_up, up))
+            with_decay, without = (tree.at(message["shared"], f"{part}/{path}") for message in (decayed_up, up))
             torch.testing.assert_close(without - with_decay, LR * 0.5 * start, rtol=0, atol=1e-6)
 
 

@@ -32,13 +32,13 @@ def test_rounds_are_the_iterations_of_algorithm_1():
     x = [small_task.to_numpy(comparisons.model(client)) for client in range(n)]
     for round, (aggregations, steps) in enumerate(runs, start=1):
         for _ in range(aggregations):
-            mean = {name: np.mean([one[name] for one in x], 0) for name in x[0]}
+            mean = {name: np.mean([model[name] for model in x], 0) for name in x[0]}
             share = alpha * weight / (n * p)
-            x = [{name: (1 - share) * one[name] + share * mean[name] for name in one} for one in x]
+            x = [{name: (1 - share) * model[name] + share * mean[name] for name in model} for model in x]
         for step in range(steps):
-            for client, one in enumerate(x):
-                slope = numpy_network.gradients(one, *small_task.flat(batches_of(client, round, steps)[step]))
-                x[client] = {name: one[name] - alpha / (n * (1 - p)) * slope[name] for name in one}
+            for client, model in enumerate(x):
+                slope = numpy_network.gradients(model, *small_task.flat(batches_of(client, round, steps)[step]))
+                x[client] = {name: model[name] - alpha / (n * (1 - p)) * slope[name] for name in model}
 
     clients = [{"model": comparisons.model(client)} for client in range(n)]
     server = algorithm.init_server(task)
@@ -80,9 +80,9 @@ def test_the_first_round_has_no_mean_to_be_drawn_to():
     task, algorithm = small_task.task(), L2GD()
     assert algorithm.runs(task, 1)[0] == 0
     data = small_task.data([small_task.batch(0)], LR)
-    mine, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, data)
-    theirs, _ = Local().client_update(task, {"model": comparisons.model(1)}, {}, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    l2gd_state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, data)
+    local_state, _ = Local().client_update(task, {"model": comparisons.model(1)}, {}, data)
+    assert comparisons.same(l2gd_state["model"], local_state["model"])
 
 
 def test_without_pull_it_is_local_bit_for_bit(tmp_path):
@@ -91,8 +91,8 @@ def test_without_pull_it_is_local_bit_for_bit(tmp_path):
     coin = {"name": "l2gd", "prox_weight": 0.0, "aggregation_probability": 1 - 1e-9}
     for name, algorithm in (("l2gd", coin), ("local", {"name": "local"})):
         quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / name)
-    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("l2gd", "local"))
-    assert len(theirs) == 4 and all(np.array_equal(mine[path], theirs[path]) for path in theirs)
+    l2gd_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("l2gd", "local"))
+    assert len(local_state) == 4 and all(np.array_equal(l2gd_state[path], local_state[path]) for path in local_state)
 
 
 def test_the_pull_decays_with_the_learning_rate():
@@ -139,6 +139,6 @@ def test_padding_alone_changes_nothing():
 
 def test_a_continued_run_goes_on_with_the_same_coin(tmp_path):
     raw = quick_run.settings(algorithm={"name": "l2gd"}, training={"participation": 1.0, "rounds": 4})
-    whole = quick_run.run(raw, tmp_path / "whole")
+    digest = quick_run.run(raw, tmp_path / "whole")
     quick_run.run(quick_run.settings(raw, training={"rounds": 2}), tmp_path / "parts", 2)
-    assert quick_run.resume(tmp_path / "parts", ("training.rounds=4",)) == whole
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=4",)) == digest

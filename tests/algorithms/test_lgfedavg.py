@@ -21,8 +21,8 @@ def test_body_and_received_head_train_together_and_the_head_alone_travels():
     client, head = {"body": comparisons.model(2)["body"]}, comparisons.model(1)["head"]
     state, up = LGFedAvg().client_update(task, client, {"head": head}, small_task.data(batches, LR))
     w = small_task.to_numpy({**client, "head": head})
-    for one in batches:
-        slopes = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        slopes = numpy_network.gradients(w, *small_task.flat(batch))
         w = {name: w[name] - LR * slopes[name] for name in w}
     small_task.assert_close({**state, **up}, w)
     assert list(state) == ["body"] and list(up) == ["head"] and sorted(up["head"]) == ["bias", "weight"]
@@ -62,13 +62,13 @@ def test_with_one_client_it_is_local(tmp_path):
     for name in ("lgfedavg", "local"):
         quick_run.run(quick_run.settings(alone, algorithm={"name": name}), tmp_path / name)
     head = run_folder.read_server(tmp_path / "lgfedavg", 3)
-    (_, mine), (_, theirs) = (
+    (_, lgfedavg_state), (_, local_state) = (
         next(iter(run_folder.read_clients(tmp_path / name, 3, np.arange(1)).values())) for name in ("lgfedavg", "local")
     )
-    found = {**mine, **{path: array[None] for path, array in head.items()}}
-    for path, array in theirs.items():
+    model = {**lgfedavg_state, **{path: array[None] for path, array in head.items()}}
+    for path, array in local_state.items():
         # 1e-7: the mean is exact but for the conversion to fixed point and back.
-        np.testing.assert_allclose(found[path.removeprefix("model/")], array, rtol=0, atol=1e-7, err_msg=path)
+        np.testing.assert_allclose(model[path.removeprefix("model/")], array, rtol=0, atol=1e-7, err_msg=path)
     scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("lgfedavg", "local")]
     assert np.array_equal(*scores)
 

@@ -15,11 +15,11 @@ from pflmpi.errors import ConfigError
 LR, MU, TAU = 0.1, 0.7, 0.4
 
 
-def similarity_slope(z, other):
+def similarity_slope(z, reference):
     """The cosine similarity of rows, and its gradient by z."""
-    length, reach = np.linalg.norm(z, axis=1, keepdims=True), np.linalg.norm(other, axis=1, keepdims=True)
-    sim = (z * other).sum(1, keepdims=True) / (length * reach)
-    return sim, other / (length * reach) - sim * z / length**2
+    length, reach = np.linalg.norm(z, axis=1, keepdims=True), np.linalg.norm(reference, axis=1, keepdims=True)
+    sim = (z * reference).sum(1, keepdims=True) / (length * reach)
+    return sim, reference / (length * reach) - sim * z / length**2
 
 
 def test_a_step_is_that_of_equation_3():
@@ -31,8 +31,8 @@ def test_a_step_is_that_of_equation_3():
         task, client, {"model": received}, small_task.data([batch, second], LR)
     )
     w, anchor, before = map(small_task.to_numpy, (received, received, last))
-    for one in (batch, second):
-        x, y = small_task.flat(one)
+    for minibatch in (batch, second):
+        x, y = small_task.flat(minibatch)
         z, near, far = (numpy_network.forward(weights, x)[0] for weights in (w, anchor, before))
         (s_near, d_near), (s_far, d_far) = similarity_slope(z, near), similarity_slope(z, far)
         share = np.exp(s_far / TAU) / (np.exp(s_near / TAU) + np.exp(s_far / TAU))
@@ -48,10 +48,10 @@ def test_without_contrast_it_is_fedavg(weight, trained):
     """With weight 0, and for a client that takes part for the first time."""
     task, data, received = small_task.task(), small_task.data([small_task.batch(0)]), comparisons.model(1)
     client = {"last": {"body": comparisons.model(2)["body"]}, "trained": torch.tensor(trained)}
-    _, mine = Moon(contrast_weight=weight).client_update(task, client, {"model": received}, data)
-    _, theirs = FedAvg().client_update(task, {}, {"model": received}, data)
-    for path, value in small_task.to_numpy(mine["model"]).items():
-        np.testing.assert_allclose(value, small_task.to_numpy(theirs["model"])[path], rtol=0, atol=1e-6)
+    _, moon_up = Moon(contrast_weight=weight).client_update(task, client, {"model": received}, data)
+    _, fedavg_up = FedAvg().client_update(task, {}, {"model": received}, data)
+    for path, value in small_task.to_numpy(moon_up["model"]).items():
+        np.testing.assert_allclose(value, small_task.to_numpy(fedavg_up["model"])[path], rtol=0, atol=1e-6)
 
 
 def test_a_model_without_features_to_contrast_is_refused(tmp_path):

@@ -37,7 +37,11 @@ SIZES = {
 
 def cell(name, row, column):
     """The cell of a file, with the first seed."""
-    return next(one for one in list_cells(load(PAPERS / name), (), 1) if (one.row, one.column) == (row, column))
+    return next(
+        table_cell
+        for table_cell in list_cells(load(PAPERS / name), (), 1)
+        if (table_cell.row, table_cell.column) == (row, column)
+    )
 
 
 def published(name):
@@ -70,8 +74,8 @@ PUBLISHED = {
 
 
 def test_there_is_a_file_for_every_table_and_figure_of_the_papers():
-    there = {str(path.relative_to(PAPERS).with_suffix("")) for path in FILES}
-    assert there == {
+    paths = {str(path.relative_to(PAPERS).with_suffix("")) for path in FILES}
+    assert paths == {
         "digits",
         "digits_unseen",
         "examples",
@@ -86,7 +90,7 @@ def test_a_file_has_a_sweep_folder_of_its_own_or_that_of_the_runs_it_shows():
     assert len({find_sweep_folder(path, None) for path in WITH_RUNS}) == len(WITH_RUNS)
     for path in set(FILES) - set(WITH_RUNS):
         assert find_sweep_folder(path, None) in {
-            find_sweep_folder(other, None) for other in WITH_RUNS if other.parent == path.parent
+            find_sweep_folder(sibling, None) for sibling in WITH_RUNS if sibling.parent == path.parent
         }
 
 
@@ -114,14 +118,14 @@ def test_every_file_names_its_source_and_its_figures_are_percentages(path):
     low, high = {"train_loss": (0, 3), "parameters": (1, 1e6)}.get(table.metric, (1, 100))
     for columns in table.published.values():
         for value, *spread in columns.values():
-            assert low < value < high and all(0 < one < 15 for one in spread)
+            assert low < value < high and all(0 < deviation < 15 for deviation in spread)
 
 
 @pytest.mark.parametrize("path", WITH_RUNS, ids=lambda path: path.stem)
 def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path):
-    for one in list_cells(load(path), (), 1):
-        assert "root" not in one.raw["data"] and "runtime" not in one.raw
-        assert one.raw["checkpoint"]["every"] >= 30 and one.raw["checkpoint"]["keep"] == 1
+    for table_cell in list_cells(load(path), (), 1):
+        assert "root" not in table_cell.raw["data"] and "runtime" not in table_cell.raw
+        assert table_cell.raw["checkpoint"]["every"] >= 30 and table_cell.raw["checkpoint"]["keep"] == 1
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_the_published_figures_are_those_that_are_printed(name, row, column, fig
 )
 def test_whole_tables_are_published(name, rows, columns):
     figures = published(name)
-    assert len(figures) == rows and all(len(one) == columns for one in figures.values())
+    assert len(figures) == rows and all(len(row) == columns for row in figures.values())
 
 
 @pytest.mark.parametrize(
@@ -261,13 +265,13 @@ def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row, column
 def test_model_heterogeneity_means_several_models_and_the_same_features(column):
     models = cell("pfedpm/pfedpm_table1.yaml", "pFedPM-mh", column).raw["model"]
     assert len({json.dumps(model) for model in models}) == (2 if "CIFAR" in column else 3)  # FedProto has two
-    one = cell("pfedpm/pfedpm_table1.yaml", "pFedPM", column).raw["model"]
-    assert {model["name"] for model in models} == {one["name"]}
+    single_model = cell("pfedpm/pfedpm_table1.yaml", "pFedPM", column).raw["model"]
+    assert {model["name"] for model in models} == {single_model["name"]}
 
 
 def test_the_digits_table_has_every_algorithm_and_trains_as_the_quickstart():
     every = list_cells(load(PAPERS / "digits.yaml"), (), 1)
-    assert {one.raw["algorithm"]["name"] for one in every} == set(ON_ANY_MODEL)
+    assert {table_cell.raw["algorithm"]["name"] for table_cell in every} == set(ON_ANY_MODEL)
     quickstart = yaml_file.read(PAPERS.parent / "quickstart.yaml")
     assert cell("digits.yaml", "FedGMH", "digits").raw["training"] == quickstart["training"]
     assert cell("digits.yaml", "FedGMH", "digits").raw["partition"] == quickstart["partition"]

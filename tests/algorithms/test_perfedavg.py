@@ -19,8 +19,8 @@ ALPHA, BETA = 0.3, 0.1
 NAMES = ("inner", "train", "hessian")
 
 
-def slope(w, one):
-    return numpy_network.gradients(w, *small_task.flat(one))
+def slope(w, batch):
+    return numpy_network.gradients(w, *small_task.flat(batch))
 
 
 def moved(w, direction, lr):
@@ -30,9 +30,12 @@ def moved(w, direction, lr):
 def trained(algorithm, passes, round=1, **training):
     """What a client sends after receiving `comparisons.model(1)`; of the passes it gets those that it asks for."""
     task = small_task.task(**training)
-    asked = {name: batches for name, batches in passes.items() if name in algorithm.passes(task, round)}
+    used_passes = {name: batches for name, batches in passes.items() if name in algorithm.passes(task, round)}
     state, up = algorithm.client_update(
-        task, {}, {"model": comparisons.model(1)}, comparisons.data_of(asked, BETA, round, task.training.decay(round))
+        task,
+        {},
+        {"model": comparisons.model(1)},
+        comparisons.data_of(used_passes, BETA, round, task.training.decay(round)),
     )
     assert state == {}
     return up["model"]
@@ -62,11 +65,11 @@ def test_hessian_free_subtracts_a_difference_of_gradients_on_a_third_minibatch()
 
 def test_hessian_free_follows_the_gradient_of_the_meta_objective():
     """On one minibatch alone, F(w) = f(w - alpha grad f(w)) is differentiated by nudging each weight."""
-    one = small_task.batch(0)
-    x, y = small_task.flat(one)
+    batch = small_task.batch(0)
+    x, y = small_task.flat(batch)
 
     def objective(w):
-        _, scores = numpy_network.forward(moved(w, slope(w, one), ALPHA), x)
+        _, scores = numpy_network.forward(moved(w, slope(w, batch), ALPHA), x)
         return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
     w = small_task.to_numpy(comparisons.model(1))
@@ -77,7 +80,7 @@ def test_hessian_free_follows_the_gradient_of_the_meta_objective():
             nudge[place] = 1e-6
             pair = [objective({**w, name: value + sign * nudge}) for sign in (1, -1)]
             expected[name][place] = (pair[0] - pair[1]) / 2e-6
-    passes = {name: [one] for name in NAMES}
+    passes = {name: [batch] for name in NAMES}
     sent = small_task.to_numpy(trained(PerFedAvg(order="hessian_free", inner_lr=ALPHA), passes))
     for name in w:
         # 1e-3: float32 gradients differ by 1e-7, over a difference of 2e-3.
@@ -101,9 +104,9 @@ def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt():
 
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
 def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order, tmp_path):
-    mine = {"name": "perfedavg", "inner_lr": 0.0, "order": order}
-    theirs = {"name": "fedavg", "weighting": "clients"}
-    for name, algorithm in (("mine", mine), ("theirs", theirs)):
+    perfedavg = {"name": "perfedavg", "inner_lr": 0.0, "order": order}
+    fedavg = {"name": "fedavg", "weighting": "clients"}
+    for name, algorithm in (("mine", perfedavg), ("theirs", fedavg)):
         quick_run.run(quick_run.settings(algorithm=algorithm, training={"epochs": 2}), tmp_path / name)
     states = [comparisons.state_of(tmp_path / name) for name in ("mine", "theirs")]
     assert states[0].keys() == states[1].keys() and len(states[0]) == 4
@@ -118,13 +121,13 @@ def test_what_is_scored_are_the_weights_after_a_step_on_training_samples():
     received, batches, x = comparisons.model(1), [small_task.batch(0), small_task.batch(1)], small_task.batch(7).x
     adapted = algorithm.adapt(task, {}, {"model": received}, comparisons.data_of({"adapt": batches}))
     w = small_task.to_numpy(received)
-    for one in batches:
-        w = moved(w, slope(w, one), ALPHA)
+    for batch in batches:
+        w = moved(w, slope(w, batch), ALPHA)
     _, scores = numpy_network.forward(w, x.flatten(1).double().numpy())
-    found = algorithm.predict(task, adapted, {"model": received}, x)
-    np.testing.assert_allclose(found, scores, atol=1e-5)
+    logits = algorithm.predict(task, adapted, {"model": received}, x)
+    np.testing.assert_allclose(logits, scores, atol=1e-5)
     assert algorithm.adapts_with == ("adapt",) and comparisons.same(received, comparisons.model(1))
-    assert (found - task.predict(received, x)).abs().max() > 1e-2
+    assert (logits - task.predict(received, x)).abs().max() > 1e-2
 
 
 def test_adaptation_is_not_kept(tmp_path):
@@ -156,16 +159,16 @@ def test_batch_norm_statistics_follow_the_adapted_weights_alone(order, bn):
     names = (*NAMES, "adapt") if order == "hessian_free" else (*NAMES[:2], "adapt")
     data = comparisons.data_of({name: [small_task.batch(i)] for i, name in enumerate(names)}, BETA)
     state, up = algorithm.client_update(task, client, down, data)
-    whole = {**down["model"], **client}
-    assert comparisons.same(whole, task.init()), "neither what came nor what was kept is touched"
+    model = {**down["model"], **client}
+    assert comparisons.same(model, task.init()), "neither what came nor what was kept is touched"
     stats = {**up["model"], **state}["stats"]
     assert ("stats" in state) == (bn == "local") and ("stats" in up["model"]) == (bn == "average")
 
     # One pass through w' = w - alpha grad f(w; D), on D': a tenth of the way to its mean.
-    z = whole["body"]["weight"].clone().requires_grad_(True)
+    z = model["body"]["weight"].clone().requires_grad_(True)
     loss = torch.nn.functional.cross_entropy(
         task.predict(
-            {**whole, "body": {"weight": z}, "stats": tree.clone(whole["stats"])}, small_task.batch(0).x, True
+            {**model, "body": {"weight": z}, "stats": tree.clone(model["stats"])}, small_task.batch(0).x, True
         ),
         small_task.batch(0).y,
     )

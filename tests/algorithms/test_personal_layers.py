@@ -41,8 +41,8 @@ def task():
 
 
 def batch(seed):
-    one = small_task.batch(seed)
-    return Batch(torch.nn.functional.interpolate(one.x, size=(8, 8)), one.y)
+    minibatch = small_task.batch(seed)
+    return Batch(torch.nn.functional.interpolate(minibatch.x, size=(8, 8)), minibatch.y)
 
 
 def moved(before, after):

@@ -34,8 +34,8 @@ def mixed_by_hand(shared, own, beta):
 
 def beta_by_hand(shared, own, batches, beta, lr):
     """Steps of -lr sum_p <dL/dp, W_i - W> from an initial value, each clamped to [0, 1]."""
-    for one in batches:
-        slopes = numpy_network.gradients(mixed_by_hand(shared, own, beta), *small_task.flat(one))
+    for batch in batches:
+        slopes = numpy_network.gradients(mixed_by_hand(shared, own, beta), *small_task.flat(batch))
         beta -= lr * sum((slopes[name] * (own[name] - shared[name])).sum() for name in BODY)
         beta = min(max(beta, 0.0), 1.0)
     return beta
@@ -46,18 +46,18 @@ def test_beta_takes_plain_steps_along_the_gradient_between_the_bodies(beta_init,
     task, batches = small_task.task(momentum=0.9, weight_decay=0.5), [small_task.batch(0), small_task.batch(1)]
     client, down = client_of(comparisons.model(4)), shared_body(1)
     algorithm = PFedAFE(beta_init=beta_init, beta_lr=beta_lr)
-    found = algorithm.mixing_ratio(task, client, down["body"], comparisons.data_of({"beta": batches}))
+    ratio = algorithm.mixing_ratio(task, client, down["body"], comparisons.data_of({"beta": batches}))
     shared, own = small_task.to_numpy({**client, **down["body"]}), small_task.to_numpy(client)
     expected = beta_by_hand(shared, own, batches, beta_init, beta_lr)
-    assert float(found) == pytest.approx(expected, abs=1e-6) and abs(expected - beta_init) > 0.01
+    assert float(ratio) == pytest.approx(expected, abs=1e-6) and abs(expected - beta_init) > 0.01
 
 
 @pytest.mark.parametrize("own, shared, end", [(4, 1, 0.0), (3, 4, 1.0)])
 def test_beta_is_clamped_after_every_step(own, shared, end):
     batches, client = [small_task.batch(0), small_task.batch(1)], client_of(comparisons.model(own))
     data = comparisons.data_of({"beta": batches})
-    found = PFedAFE(beta_lr=50.0).mixing_ratio(small_task.task(), client, shared_body(shared)["body"], data)
-    assert float(found) == end
+    ratio = PFedAFE(beta_lr=50.0).mixing_ratio(small_task.task(), client, shared_body(shared)["body"], data)
+    assert float(ratio) == end
 
 
 def test_body_and_head_train_together_from_the_mix_with_the_new_beta():
@@ -70,8 +70,8 @@ def test_body_and_head_train_together_from_the_mix_with_the_new_beta():
     shared, own = small_task.to_numpy({**client, **down["body"]}), small_task.to_numpy(client)
     beta = beta_by_hand(shared, own, passes["beta"], 0.5, 0.1)
     w = mixed_by_hand(shared, own, beta)
-    for one in passes["train"]:
-        slopes = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in passes["train"]:
+        slopes = numpy_network.gradients(w, *small_task.flat(batch))
         w = {name: w[name] - LR * slopes[name] for name in w}
     small_task.assert_close(state, w)
     assert float(state["beta"]) == pytest.approx(beta, abs=1e-6) and bool(state["trained"])
@@ -128,8 +128,8 @@ def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn
     fresh = algorithm.init_client(task)
     client = {**fresh, "stats": tree.map(lambda leaf: leaf + 2.0, fresh["stats"]), "trained": torch.tensor(True)}
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    found = algorithm.adapt(task, client, down, comparisons.data_of({}))["stats"]
-    assert comparisons.same(found, tree.map(lambda leaf: leaf + (0.5 if bn == "average" else 2.0), fresh["stats"]))
+    stats = algorithm.adapt(task, client, down, comparisons.data_of({}))["stats"]
+    assert comparisons.same(stats, tree.map(lambda leaf: leaf + (0.5 if bn == "average" else 2.0), fresh["stats"]))
 
 
 def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are():
@@ -160,8 +160,10 @@ def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path):
     for name, algorithm in runs.items():
         raw = quick_run.settings(algorithm=algorithm, training={"momentum": 0.5})
         quick_run.run({**raw, "checkpoint": {"keep": 0}}, tmp_path / name)
-    mine, theirs = (comparisons.state_of(tmp_path / name) for name in runs)
-    assert len(theirs) > 3 and all(np.array_equal(mine[path], array) for path, array in theirs.items())
+    pfedafe_state, fedper_state = (comparisons.state_of(tmp_path / name) for name in runs)
+    assert len(fedper_state) > 3 and all(
+        np.array_equal(pfedafe_state[path], array) for path, array in fedper_state.items()
+    )
     for round in (1, 2, 3):
         first, second = (run_folder.read_metrics(tmp_path / name, round)["correct"] for name in runs)
         assert np.array_equal(first, second)
@@ -171,9 +173,9 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path):
     training = {"momentum": 0.5, "participation": 1.0}
     for name, options in (("pfedafe", {"adaptive": False, "beta_init": 1.0}), ("local", {})):
         quick_run.run(quick_run.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
-    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("pfedafe", "local"))
-    for path, array in theirs.items():
-        assert np.array_equal(mine[path.replace("model/", "")], array), path
+    pfedafe_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("pfedafe", "local"))
+    for path, array in local_state.items():
+        assert np.array_equal(pfedafe_state[path.replace("model/", "")], array), path
     first, second = (run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("pfedafe", "local"))
     assert np.array_equal(first, second)
 

@@ -37,12 +37,12 @@ def models(count):
 def fuse(layer, alpha, sigma):
     """Equation 10, client by client; `layer` is one vector for each client."""
     fused = []
-    for n, mine in enumerate(layer):
-        new = mine.copy()
-        for m, theirs in enumerate(layer):
+    for n, w_n in enumerate(layer):
+        new = w_n.copy()
+        for m, w_m in enumerate(layer):
             if m != n:
-                zeta = alpha * np.exp(-((mine - theirs) ** 2).sum() / sigma) / sigma
-                new += zeta * (theirs - mine)
+                zeta = alpha * np.exp(-((w_n - w_m) ** 2).sum() / sigma) / sigma
+                new += zeta * (w_m - w_n)
         fused.append(new)
     return fused
 
@@ -79,9 +79,9 @@ def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged
     sent = {name: part_of(up, kind.like) for name, kind in algorithm.uplink(task).items()}
     now = Round(1, np.array([0, 2, 4]), 0)
     if layers:
-        found = algorithm.answer(task, {}, {"personal": sent["personal"]}, now)["personal"]
+        fused = algorithm.answer(task, {}, {"personal": sent["personal"]}, now)["personal"]
         for paths in layers:
-            np.testing.assert_allclose(vectors(found, paths), fuse(vectors(up, paths), 1.5, 4.0), atol=1e-6)
+            np.testing.assert_allclose(vectors(fused, paths), fuse(vectors(up, paths), 1.5, 4.0), atol=1e-6)
     common = {*FEATURE, *DECISION} - {path for paths in layers for path in paths}
     if common:
         kind = algorithm.uplink(task)["decision"]
@@ -105,10 +105,10 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel():
     w = (rng.normal(1000, 1, 4000) + rng.integers(-3, 4, (5, 4000)) * 2.0**-13).astype(np.float32)
     expected = ((w[:, None].astype(np.float64) - w) ** 2).sum(-1)
     seen: Tree = {"w": inner_products(torch.from_numpy(w), from_first=True)}
-    found = squared_distances(seen)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    some = torch.tensor([3, 0])
-    assert torch.equal(squared_distances(seen, some), found[:, some])
+    distances = squared_distances(seen)
+    np.testing.assert_allclose(distances, expected, rtol=1e-9)
+    columns = torch.tensor([3, 0])
+    assert torch.equal(squared_distances(seen, columns), distances[:, columns])
 
 
 def test_the_reply_has_the_common_decision_layers():
@@ -145,8 +145,8 @@ def test_the_client_is_pulled_to_what_it_received_by_two_terms(start):
     down = received(algorithm, task)
     anchor = small_task.to_numpy({**down["personal"], **down["decision"]})
     w = anchor if start == "fused" else small_task.to_numpy(task.init())
-    for one in batches:
-        gradient = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        gradient = numpy_network.gradients(w, *small_task.flat(batch))
         pull = {"W1": 3.0 / 2.0, "b1": 3.0 / 2.0, "W2": 0.7, "b2": 0.7}  # lambda / alpha, mu
         w = {k: w[k] - LR * (gradient[k] + pull[k] * (w[k] - anchor[k])) for k in w}
     state, up = algorithm.client_update(task, {"model": task.init()}, down, small_task.data(batches, LR))
@@ -160,16 +160,18 @@ def test_without_personal_layers_the_client_is_that_of_fedprox():
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = PFedCFR(num_personal_layers=0, decision_prox_weight=0.4)
     model = tree.row(models(2), 0)
-    _, mine = algorithm.client_update(task, {"model": task.init()}, {"decision": model}, data)
-    _, theirs = FedProx(prox_weight=0.4).client_update(task, {}, {"model": model}, data)
-    assert all(torch.equal(leaf, tree.at(theirs["model"], path)) for path, leaf in tree.leaves(mine["decision"]))
+    _, pfedcfr_up = algorithm.client_update(task, {"model": task.init()}, {"decision": model}, data)
+    _, fedprox_up = FedProx(prox_weight=0.4).client_update(task, {}, {"model": model}, data)
+    assert all(
+        torch.equal(leaf, tree.at(fedprox_up["model"], path)) for path, leaf in tree.leaves(pfedcfr_up["decision"])
+    )
     assert list(algorithm.downlink(task)) == ["decision"]
 
 
 def test_the_model_after_local_training_predicts():
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     model = tree.row(models(2), 1)
-    assert torch.equal(PFedCFR().predict(task, {"model": model}, {}, one.x), task.predict(model, one.x))
+    assert torch.equal(PFedCFR().predict(task, {"model": model}, {}, batch.x), task.predict(model, batch.x))
     assert PFedCFR.predicts_with == ()
 
 
@@ -253,13 +255,13 @@ def test_every_group_of_layers_has_its_rule_and_own_layers_neither_travel_nor_ar
         [("body/conv1/weight", "body/conv1/bias"), ("head/weight", "head/bias")],
         [("body/fc1/weight", "body/fc1/bias")],
     )
-    task, one = small_task.task(), small_task.batch(0)
+    task, batch = small_task.task(), small_task.batch(0)
     algorithm = PFedCFR(rules=["own", "mean"], thresholds=[1], decision_prox_weight=0.7)
     far = {"decision": part_of(tree.row(models(2), 0), algorithm.downlink(task)["decision"].like)}
     w, anchor = small_task.to_numpy(task.init()), small_task.to_numpy({**task.init(), **far["decision"]})
     w = {**w, "W2": anchor["W2"], "b2": anchor["b2"]}
-    slopes = numpy_network.gradients(w, *small_task.flat(one))
-    state, up = algorithm.client_update(task, {"model": task.init()}, far, small_task.data([one], LR))
+    slopes = numpy_network.gradients(w, *small_task.flat(batch))
+    state, up = algorithm.client_update(task, {"model": task.init()}, far, small_task.data([batch], LR))
     small_task.assert_close(state["model"], {name: w[name] - LR * slopes[name] for name in w})
     assert [*up] == [*algorithm.uplink(task)] == ["decision"] and dict(tree.leaves(up["decision"])).keys() == {
         *DECISION

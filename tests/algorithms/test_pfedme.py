@@ -20,10 +20,10 @@ LR = 0.05
 def algorithm_1(w, batches, prox_weight, personal_lr, inner_steps):
     """The participant's lines of the paper: w_{i,R} and the theta of the last local round."""
     theta = w
-    for one in batches:
+    for batch in batches:
         theta = w
         for _ in range(inner_steps):
-            slope = numpy_network.gradients(theta, *small_task.flat(one))
+            slope = numpy_network.gradients(theta, *small_task.flat(batch))
             theta = {k: theta[k] - personal_lr * (slope[k] + prox_weight * (theta[k] - w[k])) for k in w}
         w = {k: w[k] - LR * prox_weight * (w[k] - theta[k]) for k in w}
     return w, theta
@@ -55,8 +55,8 @@ def test_with_one_inner_step_the_local_model_takes_steps_of_sgd():
     batches = [small_task.batch(0), small_task.batch(1)]
     _, sent = update(PFedMe(prox_weight=5.0, personal_lr=0.3, inner_steps=1), batches)
     plain = small_task.data(batches, LR * 5.0 * 0.3)
-    _, theirs = FedAvg().client_update(small_task.task(), {}, {"model": comparisons.model(1)}, plain)
-    small_task.assert_close(sent, small_task.to_numpy(theirs["model"]), 1e-6)
+    _, fedavg_up = FedAvg().client_update(small_task.task(), {}, {"model": comparisons.model(1)}, plain)
+    small_task.assert_close(sent, small_task.to_numpy(fedavg_up["model"]), 1e-6)
 
 
 def test_the_personal_learning_rate_decays_with_the_other():

@@ -46,18 +46,18 @@ def client_of(algorithm, task, own):
 
 def pull(z, mixed, known, algorithm):
     """The gradient by z of sum_j b_j/b l(M_j, mean of z over class j), class by class."""
-    found = np.zeros_like(z)
+    gradient = np.zeros_like(z)
     for j in range(K):
-        mine = LABELS.numpy() == j
-        gap = z[mine].mean(0) - mixed[j]
+        mask = LABELS.numpy() == j
+        gap = z[mask].mean(0) - mixed[j]
         length = np.sqrt((gap**2).sum() + algorithm.norm_epsilon)
         slope = 2 * gap / D if algorithm.distance == "mse" else gap / length
-        found[mine] += known[j] * mine.sum() / len(z) * slope / mine.sum()
-    return found
+        gradient[mask] += known[j] * mask.sum() / len(z) * slope / mask.sum()
+    return gradient
 
 
-def trained_by_hand(w, one, mixed, known, algorithm):
-    x, y = small_task.flat(one)
+def trained_by_hand(w, minibatch, mixed, known, algorithm):
+    x, y = small_task.flat(minibatch)
     z, _ = numpy_network.forward(w, x)
     slopes = numpy_network.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm))
     for name in w:
@@ -76,19 +76,19 @@ def test_means_are_mixed_where_a_client_has_its_own():
 
 @pytest.mark.parametrize("options", [{"distance": "l2"}, {"distance": "mse"}, {"norm_epsilon": 0.5}], ids=str)
 def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(options):
-    task, one = small_task.task(), batch(0)
+    task, minibatch = small_task.task(), batch(0)
     algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, **options)
     own, everyone = class_means(1, True, False, False), class_means(2, True, True, False)
     client = client_of(algorithm, task, own)
-    state, up = algorithm.client_update(task, client, {"class_means": everyone}, small_task.data([one]))
+    state, up = algorithm.client_update(task, client, {"class_means": everyone}, small_task.data([minibatch]))
 
     mixed, c = everyone["means"].double().numpy(), own["means"].double().numpy()
     mixed[0] = 0.4 * c[0] + 0.6 * mixed[0]
     w = small_task.to_numpy(task.init())
-    trained_by_hand(w, one, mixed, np.array([1, 1, 0]), algorithm)
+    trained_by_hand(w, minibatch, mixed, np.array([1, 1, 0]), algorithm)
     small_task.assert_close(state["model"], w)
 
-    z, _ = numpy_network.forward(w, small_task.flat(one)[0])
+    z, _ = numpy_network.forward(w, small_task.flat(minibatch)[0])
     expected = np.stack([z[LABELS.numpy() == j].mean(0) for j in range(K)])
     np.testing.assert_allclose(up["means"]["means"], expected, atol=1e-6)
     assert up["means"]["counts"].tolist() == [3, 2, 1]
@@ -110,36 +110,36 @@ def test_own_means_are_known_for_the_classes_that_a_client_holds():
 def test_without_the_second_term_it_is_local(algorithm, received):
     task, data = small_task.task(momentum=0.5), small_task.data([batch(0), batch(1)])
     client = client_of(algorithm, task, class_means(1, True, True, True))
-    mine, _ = algorithm.client_update(task, client, {"class_means": received}, data)
-    theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    pfedpm_state, _ = algorithm.client_update(task, client, {"class_means": received}, data)
+    local_state, _ = Local().client_update(task, {"model": task.init()}, {}, data)
+    assert comparisons.same(pfedpm_state["model"], local_state["model"])
 
 
 def test_a_norm_of_zero_has_no_gradient_and_no_nan():
     task = small_task.task()
     # One sample and numbers of few bits, so that no order of sums rounds: its class mean is the feature exactly.
-    one = Batch((batch(0).x[:1] * 4).round(), LABELS[:1])
+    minibatch = Batch((batch(0).x[:1] * 4).round(), LABELS[:1])
     model = tree.map(lambda entry: (entry * 32).round() / 32, task.init())
-    at = {"means": task.features(model, one.x).expand(K, D).clone(), "known": torch.tensor([True, False, False])}
-    client, data = {**PFedPM().init_client(task), "model": model}, small_task.data([one])
+    at = {"means": task.features(model, minibatch.x).expand(K, D).clone(), "known": torch.tensor([True, False, False])}
+    client, data = {**PFedPM().init_client(task), "model": model}, small_task.data([minibatch])
     alone, _ = Local().client_update(task, {"model": model}, {}, data)
     state, _ = PFedPM().client_update(task, client, {"class_means": at}, data)
-    lanes = in_lanes(PFedPM(), task, client, at, one.x[None, None], one.y[None, None], torch.ones(1, 1, 1))
+    lanes = in_lanes(PFedPM(), task, client, at, minibatch.x[None, None], minibatch.y[None, None], torch.ones(1, 1, 1))
     for path, expected in tree.leaves(alone["model"]):
-        for found in (tree.at(state["model"], path), tree.at(lanes["model"], path)[0]):
-            np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=path)
+        for leaf in (tree.at(state["model"], path), tree.at(lanes["model"], path)[0]):
+            np.testing.assert_allclose(leaf, expected, atol=1e-6, err_msg=path)
 
 
 def test_a_mean_that_misses_its_aim_by_rounding_pulls_nowhere_with_an_epsilon():
-    task, one = small_task.task(), batch(0)
-    share = one_hot(one, K).mT / torch.bincount(LABELS, minlength=K).unsqueeze(-1)
-    means = share @ task.features(task.init(), one.x)
+    task, minibatch = small_task.task(), batch(0)
+    share = one_hot(minibatch, K).mT / torch.bincount(LABELS, minlength=K).unsqueeze(-1)
+    means = share @ task.features(task.init(), minibatch.x)
     down = {"class_means": {"means": means * (1 + 1e-6), "known": torch.tensor([True] * K)}}
-    alone, _ = Local().client_update(task, {"model": task.init()}, {}, small_task.data([one]))
+    alone, _ = Local().client_update(task, {"model": task.init()}, {}, small_task.data([minibatch]))
 
     def moved(epsilon):
         algorithm = PFedPM(own_weight=0.0, norm_epsilon=epsilon)
-        state, _ = algorithm.client_update(task, algorithm.init_client(task), down, small_task.data([one]))
+        state, _ = algorithm.client_update(task, algorithm.init_client(task), down, small_task.data([minibatch]))
         leaves = [(leaf - tree.at(alone["model"], path)).abs().max() for path, leaf in tree.leaves(state["model"])]
         return float(max(leaves))
 
@@ -155,8 +155,8 @@ def test_the_bounds_of_corollary_1_are_those_of_the_round():
 
     mixed = algorithm.mix(own, everyone).double().numpy()
     w, slopes = small_task.to_numpy(task.init()), []
-    for one in batches:  # all at the first model
-        x, y = small_task.flat(one)
+    for minibatch in batches:  # all at the first model
+        x, y = small_task.flat(minibatch)
         slope = numpy_network.gradients(w, x, y, 0.7 * pull(numpy_network.forward(w, x)[0], mixed, [1] * K, algorithm))
         slopes.append(np.concatenate([slope[name].ravel() for name in sorted(slope)]))
     after = small_task.to_numpy(state["model"])
@@ -178,13 +178,13 @@ def test_the_bounds_of_corollary_1_are_those_of_the_round():
 def in_lanes(algorithm, task, client, received, x, y, weight):
     """The new states of lanes that differ in their data alone; x: [L, S, B, C, H, W], y and weight: [L, S, B]."""
 
-    def one(client, x, y, weight):
+    def update(client, x, y, weight):
         batches = [small_task.padded(x[step], y[step], weight[step]) for step in range(len(x))]
         counts = ((y.unsqueeze(-1) == torch.arange(K)) * weight.unsqueeze(-1)).sum((0, 1))
         data = ClientData({"train": batches}, batches, counts, LR, 2)
         return algorithm.client_update(task.replace(batched=True), client, {"class_means": received}, data)[0]
 
-    return torch.func.vmap(one)(tree.stack([client] * len(x)), x, y, weight)
+    return torch.func.vmap(update)(tree.stack([client] * len(x)), x, y, weight)
 
 
 def test_padding_counts_in_neither_loss():
@@ -193,13 +193,13 @@ def test_padding_counts_in_neither_loss():
     lanes = [[batch(0), batch(1)], [Batch(batch(2).x[:4], LABELS[:4])]]
     x, y = torch.stack([batch(seed).x for seed in (0, 1, 2, 3)]), LABELS.expand(4, -1)
     weight = torch.tensor([[1.0] * 6, [1.0] * 6, [1.0] * 4 + [0.0] * 2, [0.0] * 6])
-    found = in_lanes(
+    states = in_lanes(
         algorithm, task, client, received, x.unflatten(0, (2, 2)), y.unflatten(0, (2, 2)), weight.unflatten(0, (2, 2))
     )
     for lane, batches in enumerate(lanes):
         alone, _ = algorithm.client_update(task, client, {"class_means": received}, small_task.data(batches))
         for path, expected in tree.leaves(alone):
-            np.testing.assert_allclose(tree.at(found, path)[lane], expected, atol=1e-6, err_msg=path)
+            np.testing.assert_allclose(tree.at(states, path)[lane], expected, atol=1e-6, err_msg=path)
 
 
 # The relation module pair by pair, and the gradient of its loss written out.
@@ -212,9 +212,9 @@ def windows(z, c):
 
 def layers_by_hand(w, z, c):
     """The outputs of the convolution [8, d], of fc1 [64] (both after ReLU) and the score."""
-    found = np.maximum(np.einsum("oik,itk->ot", w["conv/weight"], windows(z, c)) + w["conv/bias"][:, None], 0)
-    hidden = np.maximum(w["fc1/weight"] @ found.ravel() + w["fc1/bias"], 0)
-    return found, hidden, 1 / (1 + np.exp(-(w["fc2/weight"] @ hidden + w["fc2/bias"]).item()))
+    convolved = np.maximum(np.einsum("oik,itk->ot", w["conv/weight"], windows(z, c)) + w["conv/bias"][:, None], 0)
+    hidden = np.maximum(w["fc1/weight"] @ convolved.ravel() + w["fc1/bias"], 0)
+    return convolved, hidden, 1 / (1 + np.exp(-(w["fc2/weight"] @ hidden + w["fc2/bias"]).item()))
 
 
 def scores_by_hand(w, z, c):
@@ -226,17 +226,17 @@ def gradients_by_hand(w, z, c, one_hot, known):
     """Of the mean over samples of the sum over known classes of (score - one_hot)^2."""
     total = {path: np.zeros_like(value) for path, value in w.items()}
     for s, j in np.ndindex(one_hot.shape):
-        found, hidden, score = layers_by_hand(w, z[s], c[j])
+        convolved, hidden, score = layers_by_hand(w, z[s], c[j])
         error = known[j] * 2 * (score - one_hot[s, j]) / len(z) * score * (1 - score)
         back_hidden = error * w["fc2/weight"][0] * (hidden > 0)
-        back_found = (w["fc1/weight"].T @ back_hidden).reshape(found.shape) * (found > 0)
+        back_convolved = (w["fc1/weight"].T @ back_hidden).reshape(convolved.shape) * (convolved > 0)
         for path, slope in {
             "fc2/weight": error * hidden[None],
             "fc2/bias": np.array([error]),
-            "fc1/weight": np.outer(back_hidden, found.ravel()),
+            "fc1/weight": np.outer(back_hidden, convolved.ravel()),
             "fc1/bias": back_hidden,
-            "conv/weight": np.einsum("ot,itk->oik", back_found, windows(z[s], c[j])),
-            "conv/bias": back_found.sum(1),
+            "conv/weight": np.einsum("ot,itk->oik", back_convolved, windows(z[s], c[j])),
+            "conv/bias": back_convolved.sum(1),
         }.items():
             total[path] += slope
     return total
@@ -246,8 +246,8 @@ def test_relation_scores_are_those_of_the_pairs_signals():
     weights = init_relation(np.random.default_rng(0), D)
     rng = np.random.default_rng(1)
     z, c = rng.normal(size=(4, D)), rng.normal(size=(K, D))
-    found = relation_scores(weights, torch.from_numpy(z).float(), torch.from_numpy(c).float())
-    np.testing.assert_allclose(found, scores_by_hand(numeric_gradients.weights(weights), z, c), atol=1e-6)
+    scores = relation_scores(weights, torch.from_numpy(z).float(), torch.from_numpy(c).float())
+    np.testing.assert_allclose(scores, scores_by_hand(numeric_gradients.weights(weights), z, c), atol=1e-6)
 
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
@@ -260,9 +260,9 @@ def test_the_relation_module_steps_after_the_model_on_every_batch(known):
 
     mixed, mask = received["means"].double().numpy(), np.array(known, float)
     w, psi = small_task.to_numpy(task.init()), numeric_gradients.weights(client["relation"])
-    for one in batches:
-        trained_by_hand(w, one, mixed, mask, algorithm)
-        z, _ = numpy_network.forward(w, small_task.flat(one)[0])  # of the body after its step
+    for minibatch in batches:
+        trained_by_hand(w, minibatch, mixed, mask, algorithm)
+        z, _ = numpy_network.forward(w, small_task.flat(minibatch)[0])  # of the body after its step
         slopes = gradients_by_hand(psi, z, mixed, np.eye(K)[LABELS.numpy()], mask)
         psi = {path: psi[path] - 0.2 * slopes[path] for path in psi}
     small_task.assert_close(state["model"], w)

@@ -27,19 +27,19 @@ def test_steps_and_control_variates_are_those_of_algorithm_1(control):
     down = {"model": received, "control": shared}
     state, up = Scaffold(control=control).client_update(task, {"control": own}, down, data)
 
-    x, mine, all = small_task.to_numpy(received), small_task.to_numpy(own), small_task.to_numpy(shared)
+    x, own_control, all = small_task.to_numpy(received), small_task.to_numpy(own), small_task.to_numpy(shared)
     y = x
-    for one in batches:
-        slopes = numpy_network.gradients(y, *small_task.flat(one))
-        y = {name: y[name] - LR * (slopes[name] - mine[name] + all[name]) for name in y}
+    for batch in batches:
+        slopes = numpy_network.gradients(y, *small_task.flat(batch))
+        y = {name: y[name] - LR * (slopes[name] - own_control[name] + all[name]) for name in y}
     if control == "steps":
-        new = {name: mine[name] - all[name] + (x[name] - y[name]) / (3 * LR) for name in y}
+        new = {name: own_control[name] - all[name] + (x[name] - y[name]) / (3 * LR) for name in y}
     else:
         images, labels = zip(*map(small_task.flat, batches), strict=True)
         new = numpy_network.gradients(x, np.concatenate(images), np.concatenate(labels))
     small_task.assert_close(up["model"], y)
     small_task.assert_close(state["control"], new, 1e-5)  # a difference of weights over K eta
-    small_task.assert_close(up["change"], {name: new[name] - mine[name] for name in new}, 1e-5)
+    small_task.assert_close(up["change"], {name: new[name] - own_control[name] for name in new}, 1e-5)
 
 
 def test_option_ii_is_the_mean_gradient_of_the_steps():
@@ -49,8 +49,8 @@ def test_option_ii_is_the_mean_gradient_of_the_steps():
     down = {"model": received, "control": zeros}
     state, _ = Scaffold().client_update(task, {"control": zeros}, down, small_task.data(batches, LR))
     w, total = small_task.to_numpy(received), None
-    for one in batches:
-        slopes = numpy_network.gradients(w, *small_task.flat(one))
+    for batch in batches:
+        slopes = numpy_network.gradients(w, *small_task.flat(batch))
         w = {name: w[name] - LR * slopes[name] for name in w}
         total = slopes if total is None else {name: total[name] + slopes[name] for name in w}
     small_task.assert_close(state["control"], {name: value / 2 for name, value in total.items()}, 1e-5)
@@ -60,12 +60,12 @@ def test_option_ii_is_the_mean_gradient_of_the_steps():
 def test_the_server_moves_by_the_mean_change_and_c_by_the_sum_over_all_clients(server_lr):
     task, algorithm = small_task.task(clients=8), Scaffold(server_lr=server_lr)
     old, control, mean, changes = (comparisons.model(seed) for seed in range(4))
-    found = algorithm.server_update(
+    new = algorithm.server_update(
         task, {"model": old, "control": control}, {"model": mean, "change": changes}, Round(1, np.arange(2), 0)
     )
     x, y, c, d = map(small_task.to_numpy, (old, mean, control, changes))
-    small_task.assert_close(found["model"], {name: x[name] + server_lr * (y[name] - x[name]) for name in x})
-    small_task.assert_close(found["control"], {name: c[name] + d[name] / 8 for name in c})
+    small_task.assert_close(new["model"], {name: x[name] + server_lr * (y[name] - x[name]) for name in x})
+    small_task.assert_close(new["control"], {name: c[name] + d[name] / 8 for name in c})
     assert algorithm.uplink(task)["model"].by == "clients"
 
 
@@ -74,9 +74,9 @@ def test_without_control_variates_the_first_model_is_that_of_fedavg():
     algorithm = Scaffold()
     server = algorithm.init_server(task)
     received = algorithm.publish(task, server, np.arange(1))
-    _, mine = algorithm.client_update(task, algorithm.init_client(task), received, data)
-    _, theirs = FedAvg().client_update(task, {}, {"model": received["model"]}, data)
-    assert comparisons.same(mine["model"], theirs["model"])
+    _, scaffold_up = algorithm.client_update(task, algorithm.init_client(task), received, data)
+    _, fedavg_up = FedAvg().client_update(task, {}, {"model": received["model"]}, data)
+    assert comparisons.same(scaffold_up["model"], fedavg_up["model"])
 
 
 def test_the_mean_of_all_control_variates_is_c_when_everybody_takes_part(tmp_path):

@@ -39,9 +39,9 @@ def reader(tmp_path):
 
 def entry(folder):
     """Return the only entry of a cache folder."""
-    found = [path for path in folder.iterdir() if path.is_dir()]
-    assert len(found) == 1, found
-    return found[0]
+    entries = [path for path in folder.iterdir() if path.is_dir()]
+    assert len(entries) == 1, entries
+    return entries[0]
 
 
 def test_data_is_read_once_and_then_mapped(reader, tmp_path):
@@ -140,8 +140,8 @@ def test_a_folder_that_is_not_the_users_own_is_refused_and_another_can_be_named(
         user, lstat = os.getuid() + 1, Path.lstat
 
         def of_another(path):
-            found = lstat(path)
-            return os.stat_result([*found[:4], user, *found[5:]]) if path == folder else found
+            status = lstat(path)
+            return os.stat_result([*status[:4], user, *status[5:]]) if path == folder else status
 
         monkeypatch.setattr(Path, "lstat", of_another)
     with pytest.raises(ConfigError, match=rf"{folder} is a link, another user's, or open to others; .* runtime.cache"):

@@ -26,8 +26,8 @@ def test_arrays_of_different_lengths_are_refused():
         assemble("toy", images, np.zeros(2), np.zeros(3, dtype=bool), 2)
     with pytest.raises(DataError, match=r"labels 0\.\.2, allowed are 0\.\.1"):
         assemble("toy", images, np.arange(3), np.zeros(3, dtype=bool), 2)
-    for wrong, found in ((np.zeros((3, 5)), r"float64 \[3, 5\]"), (images[:, 0], r"uint8 \[3, 2, 2\]")):
-        with pytest.raises(DataError, match=rf"has samples {found}; expected uint8 \[n, C, H, W\] or float32"):
+    for wrong, description in ((np.zeros((3, 5)), r"float64 \[3, 5\]"), (images[:, 0], r"uint8 \[3, 2, 2\]")):
+        with pytest.raises(DataError, match=rf"has samples {description}; expected uint8 \[n, C, H, W\] or float32"):
             assemble("toy", wrong, np.arange(3) % 2, np.zeros(3, dtype=bool), 2)
 
 
@@ -52,13 +52,13 @@ def test_writers_and_marks_out_of_range_are_refused():
 def test_the_digest_changes_with_every_part_of_the_content():
     images = np.zeros((4, 1, 2, 2), dtype=np.uint8)
     labels, test, writers = np.array([0, 1, 0, 1]), np.array([False, False, True, True]), np.arange(4)
-    other = images.copy()
-    other[3, 0, 1, 1] = 1
+    changed = images.copy()
+    changed[3, 0, 1, 1] = 1
     digests = [
         assemble("a", *content).digest
         for content in (
             (images, labels, test, 2, writers),
-            (other, labels, test, 2, writers),
+            (changed, labels, test, 2, writers),
             (images.reshape(4, 1, 1, 4), labels, test, 2, writers),
             (images, labels[::-1], test, 2, writers),
             (images, labels, ~test, 2, writers),
@@ -81,12 +81,12 @@ def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split():
 
 
 def test_a_limit_is_seeded_and_changes_the_digest():
-    whole = load(DataConfig(name="digits"), seed=0)
+    dataset = load(DataConfig(name="digits"), seed=0)
     small = [load(DataConfig(name="digits", limit=50), seed=seed) for seed in (3, 3, 4)]
     assert alike(small[0], small[1])
-    assert len({whole.digest, small[0].digest, small[2].digest}) == 3
+    assert len({dataset.digest, small[0].digest, small[2].digest}) == 3
     assert len(small[0].labels) == 50 and len(np.unique(small[0].labels)) == 10
-    assert alike(small[0], limit_samples(whole, 50, stream(3, 0, -1, "limit")))
+    assert alike(small[0], limit_samples(dataset, 50, stream(3, 0, -1, "limit")))
 
 
 def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_works():

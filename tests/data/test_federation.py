@@ -66,16 +66,16 @@ both_splits = pytest.mark.parametrize("split", ["pooled", "official"])
 @every_partition
 @both_splits
 def test_training_and_test_samples_are_disjoint_and_ascending(name, split):
-    found = federation(name, split)
-    given = [*found.train, *found.test]
-    assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in given)
-    assert all(len(part) for part in given), "everyone trains and is tested"
-    total = np.concatenate(given)
-    assert len(np.unique(total)) == len(total) - found.num_shared
+    client_data = federation(name, split)
+    parts = [*client_data.train, *client_data.test]
+    assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+    assert all(len(part) for part in parts), "everyone trains and is tested"
+    total = np.concatenate(parts)
+    assert len(np.unique(total)) == len(total) - client_data.num_shared
     if name != "nway_kshot":
         assert np.array_equal(np.sort(total), np.arange(400))
     if split == "official":
-        assert np.concatenate(found.train).max() < 300 <= np.concatenate(found.test).min()
+        assert np.concatenate(client_data.train).max() < 300 <= np.concatenate(client_data.test).min()
 
 
 @every_partition
@@ -90,13 +90,17 @@ def test_a_federation_depends_on_its_seed_alone(name, split):
 
 @every_partition
 def test_counts_are_those_of_the_training_samples(name):
-    found = federation(name)
-    labels = found.dataset.labels
-    assert found.num_clients == len(found.train) == len(found.test)
-    assert found.num_train.tolist() == [len(part) for part in found.train] == found.class_counts.sum(axis=1).tolist()
-    assert found.num_test.tolist() == [len(part) for part in found.test]
-    assert found.class_counts.dtype == np.int64 and found.class_counts.shape == (found.num_clients, 4)
-    assert found.class_counts[3, 1] == (labels[found.train[3]] == 1).sum()
+    client_data = federation(name)
+    labels = client_data.dataset.labels
+    assert client_data.num_clients == len(client_data.train) == len(client_data.test)
+    assert (
+        client_data.num_train.tolist()
+        == [len(part) for part in client_data.train]
+        == client_data.class_counts.sum(axis=1).tolist()
+    )
+    assert client_data.num_test.tolist() == [len(part) for part in client_data.test]
+    assert client_data.class_counts.dtype == np.int64 and client_data.class_counts.shape == (client_data.num_clients, 4)
+    assert client_data.class_counts[3, 1] == (labels[client_data.train[3]] == 1).sum()
 
 
 def test_only_the_named_streams_are_drawn_from(monkeypatch):
@@ -119,12 +123,12 @@ def test_only_the_named_streams_are_drawn_from(monkeypatch):
 
 
 def test_the_digest_covers_the_data_and_all_indices():
-    found = federation()
-    digest = hashlib.sha256(f"dataset {found.dataset.digest}\n".encode())
-    for kind, parts in (("train", found.train), ("test", found.test)):
+    client_data = federation()
+    digest = hashlib.sha256(f"dataset {client_data.dataset.digest}\n".encode())
+    for kind, parts in (("train", client_data.train), ("test", client_data.test)):
         for client, part in enumerate(parts):
             digest.update(f"{kind} {client} {len(part)}\n".encode() + part.astype("<i8").tobytes())
-    assert found.digest == digest.hexdigest()
+    assert client_data.digest == digest.hexdigest()
 
 
 # --- writers ------------------------------------------------------------------------------------------------
@@ -171,12 +175,13 @@ def test_the_real_femnist_sample_gives_natural_federations(data_root, tmp_path):
 def test_shared_samples_are_counted(caplog):
     assert federation("exdir").num_shared == 0 and not caplog.text
     section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 90, "stdev": 0, "noise": 0}
-    found = build(toy(), partition(section), DataConfig(name="toy"), 0)
-    places = np.bincount(np.concatenate([*found.train, *found.test]), minlength=400)
-    assert found.num_shared == (places > 1).sum() < places.sum() - 400, "some samples are with all three"
-    both = len({*np.concatenate(found.train).tolist()} & {*np.concatenate(found.test).tolist()})
+    client_data = build(toy(), partition(section), DataConfig(name="toy"), 0)
+    places = np.bincount(np.concatenate([*client_data.train, *client_data.test]), minlength=400)
+    assert client_data.num_shared == (places > 1).sum() < places.sum() - 400, "some samples are with all three"
+    overlap = len({*np.concatenate(client_data.train).tolist()} & {*np.concatenate(client_data.test).tolist()})
     assert (
-        f"{found.num_shared} samples are with more than one client; {both} of them are trained on by one" in caplog.text
+        f"{client_data.num_shared} samples are with more than one client; {overlap} of them are trained on by one"
+        in caplog.text
     )
 
 
@@ -198,15 +203,15 @@ def test_a_client_that_has_a_sample_twice_is_refused_by_number_and_index(returne
 
 
 def test_a_saved_partition_that_tests_on_what_it_trains_on_is_refused(tmp_path):
-    found = federation()
-    train, test = list(found.train), list(found.test)
+    client_data = federation()
+    train, test = list(client_data.train), list(client_data.test)
     test[2] = train[2][:5]
-    digest = _compute_digest(found.dataset, train, test, ())
-    save(dataclasses.replace(found, test=tuple(test), digest=digest), tmp_path / "p.npz")
+    digest = _compute_digest(client_data.dataset, train, test, ())
+    save(dataclasses.replace(client_data, test=tuple(test), digest=digest), tmp_path / "p.npz")
     with pytest.raises(
         DataError, match=rf"p.npz gives 5 samples to client 2 more than once, such as index {test[2][0]}"
     ):
-        reuse(found.dataset, tmp_path / "p.npz")
+        reuse(client_data.dataset, tmp_path / "p.npz")
 
 
 # --- saved and used again -----------------------------------------------------------------------------------
@@ -214,19 +219,19 @@ def test_a_saved_partition_that_tests_on_what_it_trains_on_is_refused(tmp_path):
 
 @every_partition
 def test_a_saved_federation_comes_back_the_same(name, tmp_path):
-    found = federation(name)
-    save(found, tmp_path / "new folder" / "parts.npz")
-    again = reuse(found.dataset, tmp_path / "new folder" / "parts.npz")
-    assert same(again, found) and np.array_equal(again.class_counts, found.class_counts)
+    client_data = federation(name)
+    save(client_data, tmp_path / "new folder" / "parts.npz")
+    again = reuse(client_data.dataset, tmp_path / "new folder" / "parts.npz")
+    assert same(again, client_data) and np.array_equal(again.class_counts, client_data.class_counts)
     assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["parts.npz"], "no temporary file is left"
 
 
 def test_a_federation_made_for_other_data_is_refused_with_both_digests(tmp_path):
-    found, other = federation(), toy(samples=401)
-    save(found, tmp_path / "parts.npz")
+    client_data, other_data = federation(), toy(samples=401)
+    save(client_data, tmp_path / "parts.npz")
     with pytest.raises(DataError) as caught:
-        reuse(other, tmp_path / "parts.npz")
-    assert found.dataset.digest in str(caught.value) and other.digest in str(caught.value)
+        reuse(other_data, tmp_path / "parts.npz")
+    assert client_data.dataset.digest in str(caught.value) and other_data.digest in str(caught.value)
 
 
 def rewrite(path, **changes):
@@ -236,37 +241,40 @@ def rewrite(path, **changes):
 
 
 def test_a_damaged_file_is_refused(tmp_path):
-    found, path = federation(), tmp_path / "parts.npz"
-    save(found, path)
+    client_data, path = federation(), tmp_path / "parts.npz"
+    save(client_data, path)
     good = path.read_bytes()
     for damaged in (good[: len(good) // 2], b"", b"no archive at all", good.replace(b"PK\x03\x04", b"PK\x03\x05")):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"parts\.npz cannot be read"):
-            reuse(found.dataset, path)
+            reuse(client_data.dataset, path)
     path.write_bytes(good)
-    swapped = [np.concatenate([found.train[0][::-1], *found.train[1:]])]
-    beyond = [np.concatenate([found.train[0][:-1], [10**6], *found.train[1:]]), np.full(len(swapped[0]), -1)]
+    swapped = [np.concatenate([client_data.train[0][::-1], *client_data.train[1:]])]
+    beyond = [
+        np.concatenate([client_data.train[0][:-1], [10**6], *client_data.train[1:]]),
+        np.full(len(swapped[0]), -1),
+    ]
     for train in (*swapped, *beyond):
         path.write_bytes(good)
         rewrite(path, train=train)
         with pytest.raises(DataError, match=r"parts\.npz is damaged"):
-            reuse(found.dataset, path)
+            reuse(client_data.dataset, path)
     path.write_bytes(good)
     rewrite(path, num_train=np.array([3]))
     with pytest.raises(DataError, match="its arrays do not belong together"):
-        reuse(found.dataset, path)
+        reuse(client_data.dataset, path)
     with pytest.raises(DataError, match="does not exist"):
-        reuse(found.dataset, tmp_path / "nothing.npz")
+        reuse(client_data.dataset, tmp_path / "nothing.npz")
 
 
 def test_a_file_with_pickles_is_not_opened(tmp_path):
-    found, path = federation(), tmp_path / "parts.npz"
-    save(found, path)
+    client_data, path = federation(), tmp_path / "parts.npz"
+    save(client_data, path)
     with zipfile.ZipFile(path) as archive:
         assert all(b"'|O'" not in archive.read(name)[:128] for name in archive.namelist())
     rewrite(path, digest=np.array([{"a": 1}], dtype=object))
     with pytest.raises(DataError, match=r"parts\.npz cannot be read \(the array 'digest' is pickled"):
-        reuse(found.dataset, path)
+        reuse(client_data.dataset, path)
 
 
 def test_a_full_disk_leaves_the_old_file_alone(tmp_path, monkeypatch):
@@ -284,8 +292,8 @@ def test_a_full_disk_leaves_the_old_file_alone(tmp_path, monkeypatch):
 
 def test_clients_that_cannot_be_tested_are_counted_in_the_log(caplog):
     with caplog.at_level(logging.WARNING):
-        found = federation("exdir", "official", dataset=toy(tests=4))
-    empty = int((found.num_test == 0).sum())
+        client_data = federation("exdir", "official", dataset=toy(tests=4))
+    empty = int((client_data.num_test == 0).sum())
     assert empty >= 4 and f"{empty} of 8 clients have no test samples" in caplog.text
 
 
@@ -297,9 +305,9 @@ def own(dataset, split="auto", name="iid", **partitioned):
 
 def test_marked_test_samples_of_own_data_are_not_trained_on():
     for clients in (1, 3):
-        found = own(toy(), clients=clients)
-        assert same(found, own(toy(), "official", clients=clients))
-        assert sum(found.num_test) == 100 and np.concatenate(found.train).max() < 300
+        client_data = own(toy(), clients=clients)
+        assert same(client_data, own(toy(), "official", clients=clients))
+        assert sum(client_data.num_test) == 100 and np.concatenate(client_data.train).max() < 300
     assert same(own(toy(tests=0), clients=3), own(toy(tests=0), "pooled", clients=3)), "as before without marks"
     pooled, default = DataConfig(name="mnist", split="pooled"), DataConfig(name="mnist")
     three = partition({"name": "iid", "clients": 3})
@@ -360,8 +368,11 @@ def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog):
 def test_test_samples_that_clients_have_of_classes_that_nobody_trains_on_are_counted(caplog):
     labels, tested = np.array([0, 1, 2, 0, 1, 2]), np.array([False, False, True] * 2)
     data = assemble("toy", np.ones((6, 2), np.float32), labels, tested, 3, np.array([0, 0, 0, 1, 1, 1]))
-    found = own(data, "official", "writers")
-    assert found.num_test.tolist() == [1, 1] and "2 test samples are of classes that no client trains on" in caplog.text
+    client_data = own(data, "official", "writers")
+    assert (
+        client_data.num_test.tolist() == [1, 1]
+        and "2 test samples are of classes that no client trains on" in caplog.text
+    )
     caplog.clear()
     own(dataclasses.replace(data, labels=np.array([0, 1, 0, 0, 1, 1])), "official", "writers")
     assert not caplog.text
@@ -406,8 +417,8 @@ PFLLIB = {"name": "pathological", "clients": 8, "classes_per_client": 2, "pairin
 
 def test_a_partition_may_split_the_samples_of_each_client_itself_whatever_the_seed_of_the_run():
     dataset = toy()
-    first, other = (build(dataset, partition(PFLLIB), DataConfig(name="toy", split="pooled"), seed) for seed in (0, 5))
-    assert same(first, other)
+    first, second = (build(dataset, partition(PFLLIB), DataConfig(name="toy", split="pooled"), seed) for seed in (0, 5))
+    assert same(first, second)
     shares = PARTITIONS["pathological"](dataset.labels, 8, rng(), **partition(PFLLIB).parameters)
     for train, test, share in zip(first.train, first.test, shares, strict=True):
         assert np.array_equal(train, share[0]) and np.array_equal(test, share[1])
@@ -477,8 +488,8 @@ def test_a_share_that_leaves_a_client_nothing_to_train_on_is_refused_with_its_nu
 
 def test_clients_without_validation_samples_are_counted(caplog):
     data = DataConfig(name="sized", split="official", validation=0.1)
-    found = build(of_sizes(40, 20, 8, 6), partition({"name": "writers"}), data, 0)
-    assert found.num_validation.tolist() == [2, 1, 0, 0]
+    client_data = build(of_sizes(40, 20, 8, 6), partition({"name": "writers"}), data, 0)
+    assert client_data.num_validation.tolist() == [2, 1, 0, 0]
     assert "2 of 4 clients have no validation samples" in caplog.text
     with pytest.raises(DataError, match="none of the 2 clients of dataset 'sized' has a validation sample; raise data"):
         build(of_sizes(8, 6), partition({"name": "writers"}), data, 0)
@@ -493,13 +504,13 @@ def test_samples_that_the_data_marks_validate_and_no_others(tmp_path):
     assert marked.digest != plain.digest
     assert limit_samples(marked, 100, rng()).official_validation.sum() in range(10, 30)
     section = partition({"name": "iid", "clients": 4})
-    found = build(marked, section, DataConfig(name="toy", split="official"), 0)
-    assert np.array_equal(np.sort(np.concatenate(found.validation)), np.flatnonzero(marks))
-    assert not marks[np.concatenate(found.train)].any()
+    client_data = build(marked, section, DataConfig(name="toy", split="official"), 0)
+    assert np.array_equal(np.sort(np.concatenate(client_data.validation)), np.flatnonzero(marks))
+    assert not marks[np.concatenate(client_data.train)].any()
     assert not build(marked, section, DataConfig(name="toy", split="pooled"), 0).validation
-    both = DataConfig(name="toy", split="official", validation=0.1)
+    config = DataConfig(name="toy", split="official", validation=0.1)
     with pytest.raises(DataError, match=r"data.validation = 0.1, but dataset 'toy' marks validation samples already"):
-        build(marked, section, both, 0)
+        build(marked, section, config, 0)
 
 
 def test_marks_of_the_data_do_not_change_a_saved_partition(tmp_path, caplog):

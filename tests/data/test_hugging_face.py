@@ -60,12 +60,12 @@ def test_pictures_have_classes_clients_and_splits(write, tmp_path, capsys, caplo
     folder = write(tmp_path / "hub", {"test": part(9, 2), "train": part(0, 4), "validation": part(6, 3)})
     (folder / "train").mkdir(exist_ok=True)
     (folder / "train" / "cache-123.arrow").write_bytes(b"of `datasets`, and no data")
-    found = read_own(folder, client="writer")
-    assert found.images[:, 0, 0, 0].tolist() == [9, 10, 0, 1, 2, 3, 6, 7, 8] and found.images.dtype == np.uint8
-    assert found.labels.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2] and found.class_names == ("cat", "dog", "owl", "ant")
-    assert found.official_test.tolist() == [True] * 2 + [False] * 7
-    assert found.official_validation.tolist() == [False] * 6 + [True] * 3
-    assert found.written_clients == ("w0", "w1") and found.writers.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    data = read_own(folder, client="writer")
+    assert data.images[:, 0, 0, 0].tolist() == [9, 10, 0, 1, 2, 3, 6, 7, 8] and data.images.dtype == np.uint8
+    assert data.labels.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2] and data.class_names == ("cat", "dog", "owl", "ant")
+    assert data.official_test.tolist() == [True] * 2 + [False] * 7
+    assert data.official_validation.tolist() == [False] * 6 + [True] * 3
+    assert data.written_clients == ("w0", "w1") and data.writers.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
     assert "a sample is its 'image'; not used: hsf" in caplog.text
     assert main(["data", str(folder), "--client", "writer"]) == 0
     assert "3 (cat, dog, owl), 2 to 4 samples each" in capsys.readouterr().out
@@ -74,30 +74,30 @@ def test_pictures_have_classes_clients_and_splits(write, tmp_path, capsys, caplo
 def test_colours_are_channels_and_the_one_column_with_classes_is_the_label(tmp_path):
     content = table(["no", "yes"], img=[png((1, 2, 3), mode="RGB")] * 2, label=[0, 1]).rename_columns(["img", "kind"])
     about = json.dumps({"info": {"features": {"kind": {"names": ["no", "yes"]}}}})
-    found = read_own(on_the_hub(tmp_path / "a", {"train": content.replace_schema_metadata({"huggingface": about})}))
-    assert found.images[0, :, 0, 0].tolist() == [1, 2, 3] and found.class_names == ("no", "yes")
-    assert not found.official_test.any()
+    dataset = read_own(on_the_hub(tmp_path / "a", {"train": content.replace_schema_metadata({"huggingface": about})}))
+    assert dataset.images[0, :, 0, 0].tolist() == [1, 2, 3] and dataset.class_names == ("no", "yes")
+    assert not dataset.official_test.any()
 
 
 @pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.int64()), pyarrow.list_(pyarrow.int64(), 3)])
 def test_lists_of_numbers_and_of_labels_are_axes(kind, tmp_path):
     x, y = pyarrow.array([[1, 2, 3], [4, 5, 6]], kind), [[[0, 1]], [[1, 1]]]
     pyarrow.parquet.write_table(table(tokens=x, label=[row[0] for row in y]), tmp_path / "my.parquet")
-    found = read_own(tmp_path / "my.parquet", task_kind=TASK_KINDS["multilabel"]())
-    assert found.images.tolist() == [[1, 2, 3], [4, 5, 6]] and found.labels.tolist() == [[0, 1], [1, 1]]
-    assert found.columns == ()
+    dataset = read_own(tmp_path / "my.parquet", task_kind=TASK_KINDS["multilabel"]())
+    assert dataset.images.tolist() == [[1, 2, 3], [4, 5, 6]] and dataset.labels.tolist() == [[0, 1], [1, 1]]
+    assert dataset.columns == ()
     pyarrow.parquet.write_table(table(x=[[[1.0], [2.0]], [[3.0], [4.0]]], y=["b", "a"]), tmp_path / "my.parquet")
-    found = read_own(tmp_path / "my.parquet")
-    assert found.images.tolist() == [[[1], [2]], [[3], [4]]] and found.class_names == ("a", "b")
+    dataset = read_own(tmp_path / "my.parquet")
+    assert dataset.images.tolist() == [[[1], [2]], [[3], [4]]] and dataset.class_names == ("a", "b")
 
 
 def test_a_table_in_a_file_is_as_one_in_a_csv(tmp_path):
     columns = {"a": [1, 2], "b": [0.5, 0.25], "kind": ["x", "y"], "client": [10, 9], "test": [False, True]}
     columns["__index_level_0__"] = [7, 8]  # row numbers of pandas
     pyarrow.parquet.write_table(table(**columns), tmp_path / "my.parquet")
-    found = read_own(tmp_path / "my.parquet", "kind")
-    assert found.images.tolist() == [[1, 0.5], [2, 0.25]] and found.columns == ("a", "b")
-    assert found.official_test.tolist() == [False, True] and found.written_clients == ("9", "10")
+    dataset = read_own(tmp_path / "my.parquet", "kind")
+    assert dataset.images.tolist() == [[1, 0.5], [2, 0.25]] and dataset.columns == ("a", "b")
+    assert dataset.official_test.tolist() == [False, True] and dataset.written_clients == ("9", "10")
 
 
 BAD = [
@@ -210,8 +210,8 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 def test_a_split_may_be_empty_and_lists_are_of_one_length_in_all_splits(tmp_path):
     train = table(x=[[1.0, 2.0], [3.0, 4.0]], label=[0, 1])
-    found = read_own(on_the_hub(tmp_path / "empty", {"train": train, "test": train.slice(0, 0)}))
-    assert found.images.tolist() == [[1, 2], [3, 4]] and not found.official_test.any()
+    dataset = read_own(on_the_hub(tmp_path / "empty", {"train": train, "test": train.slice(0, 0)}))
+    assert dataset.images.tolist() == [[1, 2], [3, 4]] and not dataset.official_test.any()
     folder = on_the_hub(tmp_path / "unlike", {"train": train, "test": table(x=[[1.0]], label=[0])})
     with pytest.raises(DataError, match="column 'x' has lists of unlike length; pad or cut them"):
         read_own(folder)

@@ -24,17 +24,17 @@ def write(folder, **sides):
 
 def test_users_are_clients_with_their_samples_of_all_files(tmp_path, capsys):
     write_leaf(tmp_path)
-    found, x, y, names = read_own(tmp_path), [], [], []
+    dataset, x, y, names = read_own(tmp_path), [], [], []
     for users in leaf_samples().values():
         for user, (images, labels) in users.items():
             x.append(images.reshape(-1, 784) / 255)
             y += labels.tolist()
             names += [user] * len(labels)
-    assert np.array_equal(found.images, np.concatenate(x).astype(np.float32))
-    assert [int(found.written_labels[label]) for label in found.labels] == y
-    assert found.written_clients == ("f0001", "f0002", "f0003", "f0099")
-    assert [found.written_clients[writer] for writer in found.writers] == names
-    assert found.official_test.tolist() == [False] * 15 + [True] * 15
+    assert np.array_equal(dataset.images, np.concatenate(x).astype(np.float32))
+    assert [int(dataset.written_labels[label]) for label in dataset.labels] == y
+    assert dataset.written_clients == ("f0001", "f0002", "f0003", "f0099")
+    assert [dataset.written_clients[writer] for writer in dataset.writers] == names
+    assert dataset.official_test.tolist() == [False] * 15 + [True] * 15
     assert main(["data", str(tmp_path)]) == 0
     assert "clients  4, 5 to 11 samples each; use partition: {name: writers}" in capsys.readouterr().out
 
@@ -53,17 +53,17 @@ def test_a_user_who_is_only_tested_is_refused_until_samples_are_pooled(tmp_path,
 
 def test_next_characters_of_texts_are_classes_and_their_characters_numbers(tmp_path):
     folder = write(tmp_path, train={"KING": (["ab", "b "], ["c", "a"])}, test={"FOOL": (["a", "é"], ["b", "b"])})
-    found = read_own(folder)
-    assert found.images.tolist() == [[2, 3], [3, 1], [2, 0], [4, 0]]  # " " is 1, "a" 2, "b" 3, "é" 4; 0 is padding
-    assert found.class_names == ("a", "b", "c") and found.labels.tolist() == [2, 0, 1, 1]
-    assert found.written_clients == ("FOOL", "KING")
+    dataset = read_own(folder)
+    assert dataset.images.tolist() == [[2, 3], [3, 1], [2, 0], [4, 0]]  # " " is 1, "a" 2, "b" 3, "é" 4; 0 is padding
+    assert dataset.class_names == ("a", "b", "c") and dataset.labels.tolist() == [2, 0, 1, 1]
+    assert dataset.written_clients == ("FOOL", "KING")
 
 
 def test_a_space_may_be_the_next_character(tmp_path):
     write_leaf_texts(tmp_path, train={"KING": "the end of it", "FOOL": "so be it\n"})
-    found = read_own(tmp_path)
-    assert found.class_names[:3] == ("'\\n'", "' '", "d") and found.written_labels[:3] == ("\n", " ", "d")
-    assert [found.written_labels[label] for label in found.labels] == [*"end of it", *"e it\n"]
+    dataset = read_own(tmp_path)
+    assert dataset.class_names[:3] == ("'\\n'", "' '", "d") and dataset.written_labels[:3] == ("\n", " ", "d")
+    assert [dataset.written_labels[label] for label in dataset.labels] == [*"end of it", *"e it\n"]
 
 
 GOOD = {"a": ([[0.0, 1.0]], [0])}
@@ -92,8 +92,8 @@ def test_texts_that_do_not_go_on_are_refused(x, y, tmp_path):
 
 
 def test_labels_keep_their_digits(tmp_path):
-    found = read_own(write(tmp_path, train={"a": ([[0.5], [1.5]], [2.0**24, 2.0**24 + 1])}))
-    assert found.written_labels == ("16777216", "16777217") and found.images.tolist() == [[0.5], [1.5]]
+    dataset = read_own(write(tmp_path, train={"a": ([[0.5], [1.5]], [2.0**24, 2.0**24 + 1])}))
+    assert dataset.written_labels == ("16777216", "16777217") and dataset.images.tolist() == [[0.5], [1.5]]
 
 
 def test_a_file_that_is_cut_short_or_empty_is_named(tmp_path):

@@ -41,16 +41,16 @@ def test_bytes_are_images_and_other_numbers_keep_their_shape(tmp_path):
         (RNG.integers(0, 90, (12, 20)).astype(np.int64), (20,), np.float32),
     ):
         np.savez(tmp_path / "my.npz", x=x.astype(np.uint8) if dtype == np.uint8 else x, y=y)
-        found = read_own(tmp_path / "my.npz")
-        assert found.images.shape[1:] == shape and found.images.dtype == dtype and found.num_classes == 3
+        dataset = read_own(tmp_path / "my.npz")
+        assert dataset.images.shape[1:] == shape and dataset.images.dtype == dtype and dataset.num_classes == 3
 
 
 def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path):
     x, test = RNG.normal(size=(6, 2)), np.array([0, 0, 1, 0, 1, 0], bool)
     np.savez(tmp_path / "my.npz", x=x, y=[10, 9, 10, 30, 9, 9], client=["b", "a", "b", "c", "a", "a"], test=test)
-    found = read_own(tmp_path / "my.npz")
-    assert found.labels.tolist() == [1, 0, 1, 2, 0, 0] and found.writers is not None
-    assert found.writers.tolist() == [1, 0, 1, 2, 0, 0] and found.official_test.tolist() == test.tolist()
+    dataset = read_own(tmp_path / "my.npz")
+    assert dataset.labels.tolist() == [1, 0, 1, 2, 0, 0] and dataset.writers is not None
+    assert dataset.writers.tolist() == [1, 0, 1, 2, 0, 0] and dataset.official_test.tolist() == test.tolist()
 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
@@ -139,9 +139,9 @@ def test_columns_are_called_so_in_any_case_and_the_label_is_named(tmp_path, caps
     path.write_text(
         "Target,a,Client,rooms,Test\n" + "".join(f"{n % 2},{n},{n % 3},{n % 4},{n % 5 == 0}\n" for n in range(60))
     )
-    found = read_own(path)
-    assert found.columns == ("a", "rooms") and found.label_columns == ("Target",) and found.num_classes == 2
-    assert found.written_clients == ("0", "1", "2") and found.official_test.sum() == 12
+    dataset = read_own(path)
+    assert dataset.columns == ("a", "rooms") and dataset.label_columns == ("Target",) and dataset.num_classes == 2
+    assert dataset.written_clients == ("0", "1", "2") and dataset.official_test.sum() == 12
     assert read_own(path, "Test").official_test.sum() == 0, "what is the label marks nothing"
     assert main(["data", str(path)]) == 0
     assert "label    Target (--label names another column)" in capsys.readouterr().out
@@ -174,15 +174,15 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd,
     )
     run = ["run", str(tmp_path / "own.yaml"), "--ranks", "1", "--out"]
     assert quick_run.command([*run, str(tmp_path / "auto")]) == 0
-    said = caplog.text
-    assert said.count("tests on the 17 samples that the data marks as test (data.split: auto)") == 1
-    assert said.count("1 of 2 columns are far from mean 0 and deviation 1, such as pressure") == 1
+    log = caplog.text
+    assert log.count("tests on the 17 samples that the data marks as test (data.split: auto)") == 1
+    assert log.count("1 of 2 columns are far from mean 0 and deviation 1, such as pressure") == 1
     caplog.clear()
     official = ["-s", "data.split=official", "-s", "data.normalize=standard"]
     assert quick_run.command([*run, str(tmp_path / "official"), *official]) == 0
     assert "marks as test" not in caplog.text and "far from mean" not in caplog.text
     recorded = [
-        yaml.safe_load((tmp_path / one / "config.yaml").read_text())["recorded"] for one in ("auto", "official")
+        yaml.safe_load((tmp_path / name / "config.yaml").read_text())["recorded"] for name in ("auto", "official")
     ]
     assert recorded[0]["partition"] == recorded[1]["partition"]
 
@@ -200,9 +200,9 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd,
 )
 def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x, said, tmp_path):
     np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
-    found = describe_unscaled(read_own(tmp_path / "my.npz"))
-    assert ("data.normalize: standard" in found) == said
-    assert found.endswith("unless they are tokens") == (x.dtype == np.int64)
+    description = describe_unscaled(read_own(tmp_path / "my.npz"))
+    assert ("data.normalize: standard" in description) == said
+    assert description.endswith("unless they are tokens") == (x.dtype == np.int64)
 
 
 def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):
@@ -214,8 +214,8 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):
             for number in range(count):
                 picture = Image.fromarray(RNG.integers(0, 256, (6, 4, 3)).astype(np.uint8))
                 picture.save(tmp_path / "pets" / side / label / f"{number}.png")
-    found = read_own(tmp_path / "pets")
-    assert found.images.shape == (14, 3, 6, 4) and found.num_classes == 2 and found.official_test.sum() == 4
+    dataset = read_own(tmp_path / "pets")
+    assert dataset.images.shape == (14, 3, 6, 4) and dataset.num_classes == 2 and dataset.official_test.sum() == 4
     Image.new("L", (9, 9)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
     with pytest.raises(DataError, match=r"odd.png is 9x9 .*make all pictures of one size"):
         read_own(tmp_path / "pets")
@@ -239,10 +239,10 @@ def test_pictures_below_val_are_marked_for_validation(others, tmp_path):
         for label in ("cat", "dog"):
             (tmp_path / side / label).mkdir(parents=True)
             Image.new("L", (3, 3)).save(tmp_path / side / label / "0.png")
-    found = read_own(tmp_path)
-    assert found.num_classes == 2 and found.labels.tolist() == [0, 1] * (1 + len(others))
-    assert found.official_validation.tolist() == [False] * 2 + [True] * 2 + [False] * 2 * ("test" in others)
-    assert found.official_test.tolist() == [False] * 4 + [True] * 2 * ("test" in others)
+    dataset = read_own(tmp_path)
+    assert dataset.num_classes == 2 and dataset.labels.tolist() == [0, 1] * (1 + len(others))
+    assert dataset.official_validation.tolist() == [False] * 2 + [True] * 2 + [False] * 2 * ("test" in others)
+    assert dataset.official_test.tolist() == [False] * 4 + [True] * 2 * ("test" in others)
 
 
 TABLES = [  # texts of a .csv
@@ -415,15 +415,15 @@ def test_a_table_says_what_is_for_testing(tmp_path):
 @pytest.mark.parametrize("header", ["400.5,402.5,label", "0,1,y", "2001,2002,kind", "a,b,last", "0,1,2"])
 def test_a_header_may_have_numbers_where_a_name_says_what_it_is(header, tmp_path):
     (tmp_path / "my.csv").write_text(f"{header}\n5,6,yes\n7,8,no\n")
-    found = read_own(tmp_path / "my.csv", "kind" if "kind" in header else None)
-    assert found.images.tolist() == [[5, 6], [7, 8]] and found.columns == tuple(header.split(",")[:2])
+    dataset = read_own(tmp_path / "my.csv", "kind" if "kind" in header else None)
+    assert dataset.images.tolist() == [[5, 6], [7, 8]] and dataset.columns == tuple(header.split(",")[:2])
 
 
 @pytest.mark.parametrize("y", [["1_2", "2_1"], ["\u0661", "\u0662"], [b"1_2", b"2_1"]])
 def test_labels_that_only_python_reads_as_numbers_are_names(y, tmp_path):
     np.savez(tmp_path / "my.npz", x=X[:2], y=y)
-    found = read_own(tmp_path / "my.npz")
-    assert found.class_names == tuple(name if isinstance(name, str) else name.decode() for name in y)
+    dataset = read_own(tmp_path / "my.npz")
+    assert dataset.class_names == tuple(name if isinstance(name, str) else name.decode() for name in y)
     with pytest.raises(DataError, match="expected numbers"):
         read_own(tmp_path / "my.npz", task_kind=TASK_KINDS["regression"]())
 
@@ -443,16 +443,16 @@ def test_labels_and_clients_written_as_texts_are_in_the_order_of_their_numbers(s
         path.write_text(
             "a,y,client\n" + "".join(f"{n},{label},{c}\n" for n, (label, c) in enumerate(zip(y, who, strict=True)))
         )
-    found = read_own(path)
-    assert found.labels.tolist() == [0, 2, 1, 0] and found.written_labels == ("2", "9", "10")
-    assert found.writers is not None and found.writers.tolist() == [1, 0, 2, 1]
-    assert found.written_clients == ("2", "10", "33")
+    dataset = read_own(path)
+    assert dataset.labels.tolist() == [0, 2, 1, 0] and dataset.written_labels == ("2", "9", "10")
+    assert dataset.writers is not None and dataset.writers.tolist() == [1, 0, 2, 1]
+    assert dataset.written_clients == ("2", "10", "33")
 
 
 def test_clients_whose_names_are_one_number_stay_apart(tmp_path):
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(3, 2)), y=[0, 1, 0], client=["7", "007", "10"])
-    found = read_own(tmp_path / "my.npz")
-    assert found.written_clients == ("007", "10", "7") and found.num_classes == 2
+    dataset = read_own(tmp_path / "my.npz")
+    assert dataset.written_clients == ("007", "10", "7") and dataset.num_classes == 2
 
 
 @pytest.mark.parametrize(
@@ -480,8 +480,8 @@ def test_labels_that_are_written_differently_and_are_one_number_are_refused(same
     )
     with pytest.raises(DataError, match=expected):
         read_own(tmp_path / "my.csv")
-    found = read_own(tmp_path / "my.csv", task_kind=TASK_KINDS["regression"]())
-    assert len(found.labels) == 5, "numbers are numbers"
+    dataset = read_own(tmp_path / "my.csv", task_kind=TASK_KINDS["regression"]())
+    assert len(dataset.labels) == 5, "numbers are numbers"
 
 
 def test_numbers_to_predict_that_float32_hardly_tells_apart_are_refused(tmp_path):
@@ -545,9 +545,9 @@ def test_sequences_are_standardised_by_the_channels_that_the_layout_names(tmp_pa
         load(config, 0)
     last = load(config.model_copy(update={"layout": LAST}), 0)
     first = load(config.model_copy(update={"layout": FIRST, "path": str(tmp_path / "first.npz")}), 0)
-    for found in (first, last):
-        np.testing.assert_array_equal(found.images, steps.transpose(0, 2, 1).astype(np.float32))
-        np.testing.assert_allclose(found.std, steps.std((0, 1)), rtol=1e-5)
+    for dataset in (first, last):
+        np.testing.assert_array_equal(dataset.images, steps.transpose(0, 2, 1).astype(np.float32))
+        np.testing.assert_allclose(dataset.std, steps.std((0, 1)), rtol=1e-5)
     assert load(config.model_copy(update={"normalize": "fixed"}), 0).images.shape == (40, 20, 2), "as they are"
     assert main(["data", str(tmp_path / "last.npz")]) == 0
     assert "standard needs --layout: nchw if channels are before the steps" in capsys.readouterr().out
@@ -655,15 +655,15 @@ def test_a_stray_file_does_not_take_the_place_of_pictures(side, stray, tmp_path)
 
 def test_blank_lines_of_a_table_are_left_out(tmp_path):
     (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
-    found = read_own(tmp_path / "my.csv")
-    assert found.images.tolist() == [[1], [2]] and found.labels.tolist() == [0, 1]
+    dataset = read_own(tmp_path / "my.csv")
+    assert dataset.images.tolist() == [[1], [2]] and dataset.labels.tolist() == [0, 1]
 
 
 def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path):
     (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
-    found = read_own(tmp_path / "my.csv")
-    assert found.images.tolist() == [[5, 6], [7, 8]] and found.labels.tolist() == [0, 1]
-    assert found.columns == ("0", "1")
+    dataset = read_own(tmp_path / "my.csv")
+    assert dataset.images.tolist() == [[5, 6], [7, 8]] and dataset.labels.tolist() == [0, 1]
+    assert dataset.columns == ("0", "1")
 
 
 def test_a_model_for_images_refuses_a_table(tmp_path):
@@ -742,11 +742,11 @@ def test_arrays_of_each_side_are_marked_as_such(x, y, suffix, tmp_path, capsys):
     def written():
         return read_own(stored(path, arrays))
 
-    found = written()
-    assert found.images[:, 0, 0, 0].tolist() == [0] * 4 + [1] * 2 + [2] * 3
-    assert found.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
-    assert found.official_validation.tolist() == [False] * 4 + [True] * 2 + [False] * 3
-    assert found.official_test.tolist() == [False] * 6 + [True] * 3
+    dataset = written()
+    assert dataset.images[:, 0, 0, 0].tolist() == [0] * 4 + [1] * 2 + [2] * 3
+    assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert dataset.official_validation.tolist() == [False] * 4 + [True] * 2 + [False] * 3
+    assert dataset.official_test.tolist() == [False] * 6 + [True] * 3
     assert main(["data", str(path)]) == 0
     assert "test     3 samples are marked as test" in capsys.readouterr().out
     for name in (x.format("val"), y.format("val"), x.format("test"), y.format("test")):
@@ -760,5 +760,5 @@ def test_medmnist_with_several_labels_is_multilabel(tmp_path):
     y = np.arange(8, dtype=np.uint8).reshape(4, 2) % 2
     arrays = {"train_images": np.zeros((4, 3, 3), np.uint8), "train_labels": y}
     np.savez(tmp_path / "chest.npz", **arrays, test_images=np.zeros((4, 3, 3), np.uint8), test_labels=1 - y)
-    found = read_own(tmp_path / "chest.npz", task_kind=TASK_KINDS["multilabel"]())
-    assert found.labels.tolist() == [*y.tolist(), *(1 - y).tolist()] and found.num_classes == 2
+    dataset = read_own(tmp_path / "chest.npz", task_kind=TASK_KINDS["multilabel"]())
+    assert dataset.labels.tolist() == [*y.tolist(), *(1 - y).tolist()] and dataset.num_classes == 2

@@ -28,23 +28,23 @@ def test_apportion_rounds_by_largest_remainder():
 
 
 def test_labels_are_dealt_evenly():
-    for clients, each, classes in ((20, 2, 10), (7, 3, 10), (5, 2, 10), (100, 10, 100), (3, 4, 4)):
-        holds = deal_labels(clients, each, classes, rng(clients), "random")
-        assert (holds.sum(axis=1) == each).all()
+    for clients, per_client, classes in ((20, 2, 10), (7, 3, 10), (5, 2, 10), (100, 10, 100), (3, 4, 4)):
+        holds = deal_labels(clients, per_client, classes, rng(clients), "random")
+        assert (holds.sum(axis=1) == per_client).all()
         holders = holds.sum(axis=0)
-        assert holders.max() - holders.min() <= 1 and holders.sum() == clients * each
+        assert holders.max() - holders.min() <= 1 and holders.sum() == clients * per_client
 
 
 def test_labels_are_dealt_in_contiguous_groups_or_cyclically():
-    def held(pairing, clients, each):
-        holds = deal_labels(clients, each, 10, rng(), pairing)
+    def dealt_labels(pairing, clients, per_client):
+        holds = deal_labels(clients, per_client, 10, rng(), pairing)
         return [np.flatnonzero(row).tolist() for row in holds]
 
-    assert held("contiguous", 7, 2) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1], [2, 3]]
-    assert held("contiguous", 4, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9]]
-    assert held("cyclic", 10, 3)[:2] == [[0, 1, 2], [1, 2, 3]] and held("cyclic", 10, 3)[9] == [0, 1, 9]
+    assert dealt_labels("contiguous", 7, 2) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [0, 1], [2, 3]]
+    assert dealt_labels("contiguous", 4, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9]]
+    assert dealt_labels("cyclic", 10, 3)[:2] == [[0, 1, 2], [1, 2, 3]] and dealt_labels("cyclic", 10, 3)[9] == [0, 1, 9]
     with pytest.raises(DataError, match=r"partition.pairing = 'cyclic': 5 clients leave class number 6 without a"):
-        held("cyclic", 5, 2)
+        dealt_labels("cyclic", 5, 2)
     labels = np.repeat(np.arange(10), 100)
     parts = PARTITIONS["pathological"](labels, 20, rng(), classes_per_client=2, pairing="contiguous")
     assert [np.unique(labels[part]).tolist() for part in parts[3:6]] == [[6, 7], [8, 9], [0, 1]]

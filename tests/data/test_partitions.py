@@ -90,15 +90,15 @@ def test_more_clients_than_samples_are_refused_with_the_numbers(name):
 def test_small_data_gives_a_partition_or_an_error_with_what_to_do(name, data):
     key = np.array(data.draw(st.lists(st.sampled_from([0, 1, 2, 5]), min_size=1, max_size=40)), dtype=np.int64)
     clients = data.draw(st.integers(1, 6))
-    each = data.draw(st.integers(1, 4))
+    number = data.draw(st.integers(1, 4))
     parameters = {
-        "pathological": {"classes_per_client": each},
-        "dirichlet": {"beta": 0.3, "min_samples": each, "max_tries": 30},
-        "exdir": {"classes_per_client": each, "alpha": 0.3, "min_samples": 1, "max_tries": 30},
-        "nway_kshot": {"n": each, "k": 2, "stdev": 1, "noise": 1},
-        "lognormal": {"classes_per_client": each, "sigma": 3.0, "min_samples": each},
-        "iid": {"balanced": each > 2},
-        "writers": {"min_samples": each},
+        "pathological": {"classes_per_client": number},
+        "dirichlet": {"beta": 0.3, "min_samples": number, "max_tries": 30},
+        "exdir": {"classes_per_client": number, "alpha": 0.3, "min_samples": 1, "max_tries": 30},
+        "nway_kshot": {"n": number, "k": 2, "stdev": 1, "noise": 1},
+        "lognormal": {"classes_per_client": number, "sigma": 3.0, "min_samples": number},
+        "iid": {"balanced": number > 2},
+        "writers": {"min_samples": number},
     }[name]
     try:
         parts = PARTITIONS[name](key, clients, rng(), **parameters)

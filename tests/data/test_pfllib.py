@@ -32,13 +32,13 @@ def write(folder, train, test, **config):
 
 def test_clients_tests_and_classes_are_those_of_the_files(tmp_path, capsys):
     train, test = [client(5, number % 3) for number in range(12)], [client(2, number % 3) for number in range(12)]
-    found = read_own(write(tmp_path / "data", train, test, num_clients=12, num_classes=5))
-    assert found.num_classes == 5 and found.writers is not None
+    dataset = read_own(write(tmp_path / "data", train, test, num_clients=12, num_classes=5))
+    assert dataset.num_classes == 5 and dataset.writers is not None
     for number in range(12):  # 10 after 9
         for tested, parts in ((False, train), (True, test)):
-            mine = (found.writers == number) & (found.official_test == tested)
-            np.testing.assert_array_equal(found.images[mine], parts[number]["x"])
-            np.testing.assert_array_equal(found.labels[mine], parts[number]["y"])
+            mask = (dataset.writers == number) & (dataset.official_test == tested)
+            np.testing.assert_array_equal(dataset.images[mask], parts[number]["x"])
+            np.testing.assert_array_equal(dataset.labels[mask], parts[number]["y"])
     assert main(["data", str(tmp_path / "data")]) == 0
     assert "clients  12, 7 to 7 samples each" in capsys.readouterr().out
 
@@ -56,14 +56,14 @@ def test_a_client_without_a_file_is_named(tmp_path):
 @pytest.mark.parametrize("config", [{}, {"num_classes": 3}])
 def test_labels_may_be_whole_numbers_stored_as_floats(config, tmp_path):
     part = client(6, 0, 1, 2)
-    found = read_own(write(tmp_path / "data", [{**part, "y": part["y"].astype(np.float64)}], [], **config))
-    assert found.labels.tolist() == [0, 1, 2, 0, 1, 2] and found.num_classes == 3
+    dataset = read_own(write(tmp_path / "data", [{**part, "y": part["y"].astype(np.float64)}], [], **config))
+    assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2] and dataset.num_classes == 3
 
 
 def test_rows_of_tokens_and_their_number_are_sequences(tmp_path):
     texts = np.array([([4, 2, 0, 0], 2), ([5, 1, 3, 0], 3)], dtype=object)
-    found = read_own(write(tmp_path / "data", [{"x": texts, "y": np.array([0, 1])}], []))
-    assert found.images.tolist() == [[4, 2, 0, 0], [5, 1, 3, 0]]
+    dataset = read_own(write(tmp_path / "data", [{"x": texts, "y": np.array([0, 1])}], []))
+    assert dataset.images.tolist() == [[4, 2, 0, 0], [5, 1, 3, 0]]
 
 
 class Command:

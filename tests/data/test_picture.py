@@ -11,10 +11,10 @@ from pflmpi.data.federation import Federation
 from pflmpi.data.picture import draw_partition
 
 
-def drawn(found, width=80):
+def drawn(federation, width=80):
     """Return the lines of the picture on a terminal without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(draw_partition(found, width))
+    console.print(draw_partition(federation, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

@@ -144,8 +144,8 @@ def test_download_uses_no_network_for_data_that_is_there(name, root, tmp_path, m
         raise AssertionError("tried to download")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    there = load(config(name, root, download=True), seed=0, cache=str(tmp_path / "cache"))
-    assert alike(there, load(config(name, root), seed=0, cache=str(tmp_path / "cache")))
+    dataset = load(config(name, root, download=True), seed=0, cache=str(tmp_path / "cache"))
+    assert alike(dataset, load(config(name, root), seed=0, cache=str(tmp_path / "cache")))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -205,10 +205,10 @@ def test_emnist_is_looked_for_where_torchvision_puts_it(root, tmp_path, monkeypa
     for reader.train in (True, False):
         looked_for += [Path(reader.images_file), Path(reader.labels_file)]
     assert SOURCES["emnist"].files(root) == looked_for
-    asked = []
-    monkeypatch.setattr(torchvision.datasets, "EMNIST", lambda *args, **named: asked.append((*args, named)))
+    calls = []
+    monkeypatch.setattr(torchvision.datasets, "EMNIST", lambda *args, **named: calls.append((*args, named)))
     SOURCES["emnist"].fetch(tmp_path)
-    assert asked == [(str(tmp_path), {"split": "byclass", "download": True})]
+    assert calls == [(str(tmp_path), {"split": "byclass", "download": True})]
 
 
 def test_cifar_pickles_come_out_as_they_were_written(root, tmp_path):

@@ -116,11 +116,11 @@ def test_batches_of_two_forms_share_the_state(graph):
 def test_a_learning_rate_that_falls_is_not_captured_anew(graph, tmp_path):
     decay = {"rounds": 4, "lr_decay": 0.9, "momentum": 0.5}
     raw = quick_run.settings({"algorithm": {"name": "fedavg"}}, training=decay, runtime={"executor": "lanes"})
-    captured, some = quick_run.run(raw, tmp_path / "captured", 1), graph.captures
+    captured, captures = quick_run.run(raw, tmp_path / "captured", 1), graph.captures
     with replay.without_replay():
         assert captured == quick_run.run(raw, tmp_path / "plain", 1)
     raw["training"] |= {"lr_decay": 1.0}
-    assert captured != quick_run.run(raw, tmp_path / "constant", 1) and graph.captures == 2 * some
+    assert captured != quick_run.run(raw, tmp_path / "constant", 1) and graph.captures == 2 * captures
 
 
 @pytest.mark.parametrize("wrong", ["raises", "does nothing", "is stale"])
@@ -134,9 +134,11 @@ def test_a_capture_that_goes_wrong_is_not_used_and_said_once(wrong, caplog):
     capture = {"raises": raises, "does nothing": lambda work: lambda: None, "is stale": is_stale}[wrong]
     with caplog.at_level(logging.WARNING), mock.patch.dict(BY_DEVICE, {"cpu": capture}):
         passes([(Weights(), batches(40)), (Weights(2.0), batches(40))])
-    said = [record.message for record in caplog.records]
-    assert len(said) == 1 and said[0].startswith("a training step is not captured in a CUDA graph")
-    assert said[0].endswith("operation not permitted when stream is capturing" if wrong == "raises" else "other bits")
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 1 and messages[0].startswith("a training step is not captured in a CUDA graph")
+    assert messages[0].endswith(
+        "operation not permitted when stream is capturing" if wrong == "raises" else "other bits"
+    )
 
 
 def test_what_cannot_be_captured_is_said_once(graph, caplog):
@@ -182,10 +184,10 @@ def test_trainings_of_many_kinds_keep_their_captures(graph):
 
 
 def test_buffers_have_the_layout_and_the_alignment_of_what_they_stand_for():
-    whole = torch.arange(24.0)
-    for one in (whole[3:9].view(2, 3).t(), whole[:0], whole):
-        own = cuda_graphs._empty_like(one, int(one.storage_offset()))
-        assert (own.shape, own.stride(), own.storage_offset()) == (one.shape, one.stride(), one.storage_offset())
+    storage = torch.arange(24.0)
+    for view in (storage[3:9].view(2, 3).t(), storage[:0], storage):
+        own = cuda_graphs._empty_like(view, int(view.storage_offset()))
+        assert (own.shape, own.stride(), own.storage_offset()) == (view.shape, view.stride(), view.storage_offset())
 
 
 @pytest.mark.parametrize("name", ["fedgmh-full", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES)])
@@ -205,15 +207,15 @@ def test_an_algorithm_captured_gives_the_same_bits(name, graph, tmp_path):
 def test_a_device_launches_captured_steps_without_waits_and_copies(case, model, executor):
     recorder, raw = Recorder(), stub_run.settings(every_algorithm()[case], model, executor, steps=20)
     with mock.patch.dict(BY_DEVICE, {"stub": recorder}):
-        found = stub_run.run(raw, True)
+        captured = stub_run.run(raw, True)
         with replay.without_replay():
             plain = stub_run.run(raw, True)
     for path, leaf in plain.values.items():
-        torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
-    mine, theirs = found.counts["update"], plain.counts["update"]
+        torch.testing.assert_close(captured.values[path], leaf, rtol=0, atol=0)
+    captured_counts, plain_counts = captured.counts["update"], plain.counts["update"]
     assert recorder.launches >= 20 - TRACED and recorder.captures >= 1
-    assert (mine.uploads, mine.downloads) == (theirs.uploads, theirs.downloads)
-    assert mine.syncs == theirs.syncs + recorder.captures, "a capture is compared once"
+    assert (captured_counts.uploads, captured_counts.downloads) == (plain_counts.uploads, plain_counts.downloads)
+    assert captured_counts.syncs == plain_counts.syncs + recorder.captures, "a capture is compared once"
 
 
 FORMS = {  # of batches: those that are full, and the last one of a client
@@ -305,19 +307,19 @@ class Graph:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    found = Gpu()
+    fake_gpu = Gpu()
     zeros = torch.zeros
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
-    monkeypatch.setattr(torch.cuda, "Stream", found.stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake_gpu.graph)
+    monkeypatch.setattr(torch.cuda, "Stream", fake_gpu.stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 7)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    end = lambda device, pool: found.allocating.remove(pool)  # noqa: E731
+    end = lambda device, pool: fake_gpu.allocating.remove(pool)  # noqa: E731
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
     cuda_graphs._graph_resources.cache_clear()
-    yield found
+    yield fake_gpu
     cuda_graphs._graph_resources.cache_clear()
 
 

@@ -27,8 +27,8 @@ class Trace(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function.__name__ in ("linear", "conv2d", "batch_norm"):
-            given = [*args, *(kwargs or {}).values()]
-            self.seen += [self.names[id(one)] for one in given if id(one) in self.names]
+            arguments = [*args, *(kwargs or {}).values()]
+            self.seen += [self.names[id(argument)] for argument in arguments if id(argument) in self.names]
         return function(*args, **(kwargs or {}))
 
 
@@ -54,10 +54,10 @@ def test_layers_are_those_of_a_forward_pass_in_its_order(architecture):
 
 def test_layers_of_resnet_are_in_the_order_in_which_torchvision_registers_and_calls_its_modules():
     module = torchvision.models.resnet18(num_classes=10)
-    owners = {name: one for name, one in module.named_modules() if [*one.parameters(recurse=False)]}
+    owners = {name: submodule for name, submodule in module.named_modules() if [*submodule.parameters(recurse=False)]}
     called = []
-    for name, one in owners.items():
-        one.register_forward_hook(lambda *_, name=name: called.append(name))
+    for name, submodule in owners.items():
+        submodule.register_forward_hook(lambda *_, name=name: called.append(name))
     with torch.no_grad():
         module.eval()(torch.zeros(1, 3, 32, 32))
     paths = ["head" if name == "fc" else "body/" + name.replace(".", "/") for name in owners]

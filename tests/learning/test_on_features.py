@@ -61,11 +61,11 @@ def results(settings, folder):
 
 def check(settings, folder):
     """The samples that do not go through the body any more; all else is as with a body in each step."""
-    found, rows = results(settings, folder / "features")
+    arrays, rows = results(settings, folder / "features")
     with mock.patch.object(client, "_compute_features", return_value=None):
         expected, all_rows = results(settings, folder / "steps")
-    assert found.keys() == expected.keys() and len(found) > 3
-    for name, values in found.items():
+    assert arrays.keys() == expected.keys() and len(arrays) > 3
+    for name, values in arrays.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
     return all_rows - rows
 

@@ -29,9 +29,9 @@ def by_torch(model, batches, lr, options):
     task = small_task.task()
     trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), model)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
-    given = {key: value for key, value in options.items() if key in ("momentum", "weight_decay")}
+    sgd_options = {key: value for key, value in options.items() if key in ("momentum", "weight_decay")}
     if options.get("optimizer", "sgd") == "sgd":
-        optimizer = torch.optim.SGD(leaves, lr, **given)
+        optimizer = torch.optim.SGD(leaves, lr, **sgd_options)
     else:
         kind = torch.optim.Adam if options["optimizer"] == "adam" else torch.optim.AdamW
         betas = (options.get("beta1", 0.9), options.get("beta2", 0.999))
@@ -49,11 +49,11 @@ def by_torch(model, batches, lr, options):
 def test_steps_are_pytorchs(options):
     task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(5)]
     model = task.init()
-    found = sgd.train(task, model, batches, model_loss(task), 0.05)
+    trained = sgd.train(task, model, batches, model_loss(task), 0.05)
     expected = by_torch(model, batches, 0.05, options)
     for path, leaf in tree.leaves(expected):
         # 2e-6: the same formula in float32, in another order.
-        torch.testing.assert_close(tree.at(found, path), leaf, rtol=0, atol=2e-6)
+        torch.testing.assert_close(tree.at(trained, path), leaf, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"label_smoothing": 0.2}], ids=str)
@@ -63,17 +63,17 @@ def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options):
     nothing = torch.zeros(4)
 
     def in_lane(model, rate, weight):
-        real = [small_task.padded(one.x, one.y, weight) for one in batches]
+        real = [small_task.padded(batch.x, batch.y, weight) for batch in batches]
         blank = small_task.padded(batches[0].x, batches[0].y, nothing)
         order = (blank, real[0], blank, *real[1:], blank)
-        passed = [Batch(one.x, one.y, one.padding, None, smoothing) for one in order]
+        passed = [Batch(batch.x, batch.y, batch.padding, None, smoothing) for batch in order]
         return sgd.train(task.replace(batched=True), model, passed, model_loss(task), rate)
 
     rates, weights = torch.tensor([0.05, 0.02]), torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
     lanes = torch.func.vmap(in_lane)(tree.stack([model, model]), rates, weights)
     for lane, samples in enumerate((4, 2)):
-        mine = [Batch(one.x[:samples], one.y[:samples], None, None, smoothing) for one in batches]
-        loop = sgd.train(task, model, mine, model_loss(task), float(rates[lane]))
+        loop_batches = [Batch(batch.x[:samples], batch.y[:samples], None, None, smoothing) for batch in batches]
+        loop = sgd.train(task, model, loop_batches, model_loss(task), float(rates[lane]))
         for path, leaf in tree.leaves(loop):
             # 1e-5: float32 sums in another order; Adam divides by their roots.
             torch.testing.assert_close(tree.at(tree.row(lanes, lane), path), leaf, rtol=0, atol=1e-5)
@@ -82,13 +82,13 @@ def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options):
 @pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.9}], ids=str)
 def test_kept_state_makes_two_rounds_one(options):
     task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(4)]
-    whole = sgd.train(task, task.init(), batches, model_loss(task), 0.05)
+    at_once = sgd.train(task, task.init(), batches, model_loss(task), 0.05)
     model, states = task.init(), {"train": init_optimizer_state(task.training, task.init())}
     for part in (batches[:3], batches[3:]):
         local = LocalTraining(states, ())
         model = sgd.train(task.replace(local=local), model, part, model_loss(task), 0.05)
         states = local.states
-    for path, leaf in tree.leaves(whole):
+    for path, leaf in tree.leaves(at_once):
         assert torch.equal(tree.at(model, path), leaf), path
 
 
@@ -96,12 +96,12 @@ def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state():
     task = small_task.task(momentum=0.9)
     model, loss, batches = task.init(), model_loss(task), [small_task.batch(0)]
     local = LocalTraining({"train": init_optimizer_state(task.training, model)}, ())
-    mine = task.replace(local=local)
-    sgd.train(mine, model, batches, loss, 0.1)
+    local_task = task.replace(local=local)
+    sgd.train(local_task, model, batches, loss, 0.1)
     with pytest.raises(ValueError, match="trains 'train' twice"):
-        sgd.train(mine, model, batches, loss, 0.1)
+        sgd.train(local_task, model, batches, loss, 0.1)
     with pytest.raises(ValueError, match="trains 'other', which `trainings` does not declare; declared: train"):
-        sgd.train(mine, model, batches, loss, 0.1, name="other")
+        sgd.train(local_task, model, batches, loss, 0.1, name="other")
     again = task.replace(local=LocalTraining({"train": init_optimizer_state(task.training, model)}, ()))
     with pytest.raises(ValueError, match="other parameters"):
         sgd.train(again, model, batches, loss, 0.1, frozen=("body",))
@@ -150,15 +150,15 @@ def test_schedules_are_those_of_pytorch():
     for options, schedule in kinds:
         for warmup in (0, 4):
             optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.5)
-            each = schedule(optimizer, 12 - warmup)
+            scheduler = schedule(optimizer, 12 - warmup)
             if warmup:
                 rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)
-                each = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, each], [warmup])
+                scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, scheduler], [warmup])
             expected = []
             for _ in range(12):
                 expected.append(optimizer.param_groups[0]["lr"])
                 optimizer.step()
-                each.step()
+                scheduler.step()
             assert rates(12, warmup=warmup, **options) == pytest.approx(expected, rel=1e-9), (options, warmup)
 
 
@@ -168,7 +168,7 @@ def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted
     rounds = Participation(training, 3, np.ones(6))
     drawn = [rounds.participants(round) for round in range(1, 206)]
     for round in (1, 99, 100, 205):
-        expected = [sum(client in one for one in drawn[:round]) for client in range(6)]
+        expected = [sum(client in participants for participants in drawn[:round]) for client in range(6)]
         assert rounds.counts(round).tolist() == expected
 
 
@@ -191,9 +191,9 @@ def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch):
 def test_micro_batches_step_as_pytorchs_accumulated_gradients(options):
     """Batches of 6 samples in parts of 4 and 2: weighted by their samples they are the mean over all 6."""
     task, batches = small_task.task(micro_batch=4, **options), [small_task.batch(seed) for seed in range(3)]
-    model, whole = task.init(), small_task.task(**options)
-    parts = [[(Batch(one.x[at], one.y[at]), share) for at, share in _PARTS] for one in batches]
-    found = sgd.train(task, model, batches, _with_a_penalty(task), 0.05)
+    model, plain_task = task.init(), small_task.task(**options)
+    parts = [[(Batch(batch.x[at], batch.y[at]), share) for at, share in _PARTS] for batch in batches]
+    result = sgd.train(task, model, batches, _with_a_penalty(task), 0.05)
     trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), model)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     adam, momentum = options.get("optimizer") == "adam", options.get("momentum", 0.0)
@@ -205,10 +205,10 @@ def test_micro_batches_step_as_pytorchs_accumulated_gradients(options):
         if "clip_norm" in options:
             torch.nn.utils.clip_grad_norm_(leaves, options["clip_norm"])
         optimizer.step()
-    at_once = sgd.train(whole, model, batches, _with_a_penalty(task), 0.05)
+    at_once = sgd.train(plain_task, model, batches, _with_a_penalty(task), 0.05)
     for path, leaf in tree.leaves(trained):
-        torch.testing.assert_close(tree.at(found, path), leaf.detach(), rtol=0, atol=0 if not options else 2e-6)
-        torch.testing.assert_close(tree.at(found, path), tree.at(at_once, path), rtol=0, atol=1e-5)
+        torch.testing.assert_close(tree.at(result, path), leaf.detach(), rtol=0, atol=0 if not options else 2e-6)
+        torch.testing.assert_close(tree.at(result, path), tree.at(at_once, path), rtol=0, atol=1e-5)
 
 
 _PARTS = ((slice(0, 4), 4 / 6), (slice(4, 6), 2 / 6))
@@ -223,9 +223,9 @@ def test_a_batch_that_fits_has_the_bits_of_one_without_micro_batches():
     batches = [small_task.batch(seed) for seed in range(3)]
     task = small_task.task()
     model, loss = task.init(), model_loss(task)
-    found = sgd.train(small_task.task(micro_batch=6), model, batches, loss, 0.05)
+    trained = sgd.train(small_task.task(micro_batch=6), model, batches, loss, 0.05)
     for path, leaf in tree.leaves(sgd.train(task, model, batches, loss, 0.05)):
-        assert torch.equal(tree.at(found, path), leaf)
+        assert torch.equal(tree.at(trained, path), leaf)
 
 
 def test_micro_batches_in_lanes_are_those_of_the_loop_and_padding_counts_nothing():
@@ -235,15 +235,15 @@ def test_micro_batches_in_lanes_are_those_of_the_loop_and_padding_counts_nothing
     def in_lane(model, weight):
         local = LocalTraining(None, ())
         lane = task.replace(batched=True, local=local)
-        trained = sgd.train(lane, model, [small_task.padded(one.x, one.y, weight) for one in batches], loss, 0.05)
+        trained = sgd.train(lane, model, [small_task.padded(batch.x, batch.y, weight) for batch in batches], loss, 0.05)
         return trained, local.mean_loss(weight)
 
     weights = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
     lanes, losses = torch.func.vmap(in_lane)(tree.stack([model] * 3), weights)
     for lane, samples in enumerate((5, 3)):
         local = LocalTraining(None, ())
-        mine = [Batch(one.x[:samples], one.y[:samples]) for one in batches]
-        looped = sgd.train(task.replace(local=local), model, mine, loss, 0.05)
+        loop_batches = [Batch(batch.x[:samples], batch.y[:samples]) for batch in batches]
+        looped = sgd.train(task.replace(local=local), model, loop_batches, loss, 0.05)
         torch.testing.assert_close(losses[lane], local.mean_loss(weights), rtol=0, atol=1e-6)
         for path, leaf in tree.leaves(looped):
             torch.testing.assert_close(tree.at(tree.row(lanes, lane), path), leaf, rtol=0, atol=1e-5)

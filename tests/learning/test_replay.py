@@ -30,13 +30,13 @@ def replayed(monkeypatch):
     """The programs that have been run since, once for each run."""
     seen = []
     run = replay.Steps._run
-    monkeypatch.setattr(replay.Steps, "_run", lambda self, *given: (seen.append(given[0]), run(self, *given))[1])
+    monkeypatch.setattr(replay.Steps, "_run", lambda self, *args: (seen.append(args[0]), run(self, *args))[1])
     return seen
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=[] if one in LOSSES else [pytest.mark.slow]) for one in every_algorithm()],
+    [pytest.param(case, marks=[] if case in LOSSES else [pytest.mark.slow]) for case in every_algorithm()],
 )
 def test_a_replayed_pass_gives_the_same_bits(name, replayed, tmp_path):
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))
@@ -122,13 +122,13 @@ def _nothing_traced():
 
 def _both(name, sizes=(6,) * 12, rate=0.1):
     """Checks that the steps of a pass, as `Steps` takes them, have the bits of steps taken one by one."""
-    plain, other = Steps(rate), Steps(rate)
-    taken = replay.Steps(getattr(other, name), name, [other.weight, other.total], 2, (rate,) * (name == "descent"))
+    plain, traced = Steps(rate), Steps(rate)
+    steps = replay.Steps(getattr(traced, name), name, [traced.weight, traced.total], 2, (rate,) * (name == "descent"))
     for seed, size in enumerate(sizes):
         getattr(plain, name)(small_task.batch(seed, size))
-        taken.take(small_task.batch(seed, size))
-    taken.end()
-    assert torch.equal(plain.weight, other.weight) and torch.equal(plain.total, other.total)
+        steps.take(small_task.batch(seed, size))
+    steps.end()
+    assert torch.equal(plain.weight, traced.weight) and torch.equal(plain.total, traced.total)
 
 
 @pytest.mark.parametrize("name", ["counter", "looks", "mask"])
@@ -159,15 +159,15 @@ def test_batches_of_each_form_are_traced_apart(replayed):
 
 
 def test_tensors_that_are_one_in_one_pass_and_two_in_another_are_not_taken_for_each_other():
-    def passed(one, other):
+    def passed(first, second):
         weight = torch.ones(3)
-        steps = replay.Steps(lambda batch: weight.add_(one - 2 * other), "alias", [weight, one, other], 1, ())
+        steps = replay.Steps(lambda batch: weight.add_(first - 2 * second), "alias", [weight, first, second], 1, ())
         for seed in range(4):
             steps.take(small_task.batch(seed))
         return weight
 
-    one, other = torch.ones(3), torch.full((3,), 5.0)
-    assert passed(one, one).tolist() == [-3.0] * 3 and passed(one, other).tolist() == [1 - 4 * 9.0] * 3
+    first, second = torch.ones(3), torch.full((3,), 5.0)
+    assert passed(first, first).tolist() == [-3.0] * 3 and passed(first, second).tolist() == [1 - 4 * 9.0] * 3
 
 
 @pytest.mark.parametrize("name", ["reads_elsewhere", "rebinds"])
@@ -198,16 +198,16 @@ def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors():
         return lambda x: (task, factor, tensor, inner, more)
 
     task = small_task.task()
-    known = function_key(loss_of(task, 2.0, torch.ones(2)))
-    assert known == function_key(loss_of(task, 2.0, torch.zeros(2))) != function_key(loss_of(task, 3.0, torch.ones(2)))
-    assert known != function_key(loss_of(task, 2, torch.ones(2))) and hash(known)
+    key = function_key(loss_of(task, 2.0, torch.ones(2)))
+    assert key == function_key(loss_of(task, 2.0, torch.zeros(2))) != function_key(loss_of(task, 3.0, torch.ones(2)))
+    assert key != function_key(loss_of(task, 2, torch.ones(2))) and hash(key)
     assert function_key(loss_of(task, 2.0, torch.ones(2), iter([]))) is None, "what may be anything is not replayed"
 
 
 def _recorded(step, weight):
-    one = torch.arange(6.0).view(2, 3)
-    with Recording([one], [weight]) as seen:
-        step(one)
+    tensor = torch.arange(6.0).view(2, 3)
+    with Recording([tensor], [weight]) as seen:
+        step(tensor)
     return [str(call.operation) for call in seen._calls]
 
 
@@ -248,9 +248,9 @@ def test_what_nobody_reads_is_not_computed_and_nothing_is_held_longer_than_read(
         low, _ = (x * 2).min(0)
         weight.add_(low)
 
-    one = torch.arange(6.0).view(2, 3)
-    with Recording([one], [torch.ones(1), weight]) as seen:
-        step(one)
+    tensor = torch.arange(6.0).view(2, 3)
+    with Recording([tensor], [torch.ones(1), weight]) as seen:
+        step(tensor)
     assert [line.strip() for line in seen.program().source.splitlines()] == [
         "def bind(s0, s1):",
         "return (s1, )",
@@ -288,17 +288,19 @@ def test_after_an_interrupt_while_a_program_is_made_the_exit_code_is_that_of_the
 
 @pytest.mark.parametrize("operation", PYTHON_BINDINGS, ids=str)
 def test_a_function_calls_the_operation_that_it_stands_for(operation):
-    given = _ARGUMENTS.get(operation._schema.name.removeprefix("aten::"), (_TWOS, _ONES))
-    changed = {"alpha": 0.5} if any(one.name == "alpha" for one in operation._schema.arguments) else {}
+    arguments = _ARGUMENTS.get(operation._schema.name.removeprefix("aten::"), (_TWOS, _ONES))
+    changed = {"alpha": 0.5} if any(argument.name == "alpha" for argument in operation._schema.arguments) else {}
     for more in ({}, changed):
-        by_binding, by_operation = (_calls(each, given, more) for each in (PYTHON_BINDINGS[operation], operation))
-        assert by_binding == by_operation == [(operation, given, more)]
+        by_binding, by_operation = (
+            _calls(function, arguments, more) for function in (PYTHON_BINDINGS[operation], operation)
+        )
+        assert by_binding == by_operation == [(operation, arguments, more)]
 
 
-def _calls(function, given, more):
+def _calls(function, arguments, more):
     """What a call comes to: operations with their arguments."""
     with _Called() as called:
-        function(*given, **more)
+        function(*arguments, **more)
     return called.calls
 
 

@@ -22,17 +22,17 @@ PARTS, ONE = ("body", "head"), torch.ones(1)
 def test_a_turn_sees_what_the_turn_before_has_changed():
     task = small_task.task(momentum=0.5)
     model, loss, batches = task.init(), model_loss(task), [small_task.batch(0), small_task.batch(1)]
-    found = sgd.alternate(task, model, batches, [Phase(loss, ("body",), 0.2), Phase(loss, ("head",), 0.1)])
+    trained = sgd.alternate(task, model, batches, [Phase(loss, ("body",), 0.2), Phase(loss, ("head",), 0.1)])
 
     w = small_task.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
-    for one in batches:
+    for batch in batches:
         for names, lr in ((("W1", "b1"), 0.2), (("W2", "b2"), 0.1)):
-            slopes = numpy_network.gradients(w, *small_task.flat(one))
+            slopes = numpy_network.gradients(w, *small_task.flat(batch))
             for name in names:
                 velocity[name] = 0.5 * velocity[name] + slopes[name]
                 w[name] = w[name] - lr * velocity[name]
-    small_task.assert_close(found, w)
+    small_task.assert_close(trained, w)
 
 
 def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits():
@@ -44,8 +44,8 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits():
 
     for steps, expected in ((1, 0.53), (2, 0.56), (100, 1.0)):
         turn = Phase(loss, ("beta",), 0.01, plain=True, limits=(0.0, 1.0))
-        found = sgd.alternate(task, params, [small_task.batch(0)] * steps, [turn])
-        assert float(found["beta"]["value"]) == pytest.approx(expected, abs=1e-6)
+        trained = sgd.alternate(task, params, [small_task.batch(0)] * steps, [turn])
+        assert float(trained["beta"]["value"]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_direction_of_two_minibatches_is_taken_by_the_configured_optimizer():
@@ -62,7 +62,7 @@ def test_a_direction_of_two_minibatches_is_taken_by_the_configured_optimizer():
         (first, loss), (second, _) = (sgd.gradient(task, params, model_loss(task), batch, PARTS) for batch in batches)
         return tree.map(lambda a, b: 2 * a - b, first, second), loss
 
-    found = sgd.train(task, model, pairs, Direction(difference), 0.2)
+    trained = sgd.train(task, model, pairs, Direction(difference), 0.2)
     w = small_task.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
     for pair in pairs:
@@ -70,7 +70,7 @@ def test_a_direction_of_two_minibatches_is_taken_by_the_configured_optimizer():
         for name in w:
             velocity[name] = 0.5 * velocity[name] + 2 * first[name] - second[name] + 0.1 * w[name]
         w = {name: w[name] - 0.2 * velocity[name] for name in w}
-    small_task.assert_close(found, w)
+    small_task.assert_close(trained, w)
 
 
 def ones(params, batch):
@@ -86,7 +86,7 @@ def in_two_lanes(direction):
 
     def in_lane(model, x, y, weight):
         local = LocalTraining(None, ())
-        padded = [small_task.padded(x, y, each) for each in weight.unbind(0)]
+        padded = [small_task.padded(x, y, step_weight) for step_weight in weight.unbind(0)]
         model = sgd.train(task.replace(local=local), model, padded, Direction(direction), 0.2)
         return model, local.mean_loss(x)
 
@@ -137,19 +137,21 @@ def test_a_direction_of_another_shape_is_refused(change):
 def test_resnet18_trains_with_channels_last_and_returns_contiguous_weights(name, monkeypatch):
     architecture = MODELS[name]().bind((3, 32, 32), 3)
     task = small_task.task().replace(architecture=architecture)
-    one = Batch(torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3)
+    minibatch = Batch(torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3)
     plain, seen, model = model_loss(task), [], task.init()
 
     def loss(params, batch):
-        found = [leaf for _, leaf in tree.leaves(params) if leaf.dim() == 4 and leaf.shape[2] > 1 and leaf.shape[1] > 1]
-        seen.append({leaf.is_contiguous(memory_format=torch.channels_last) for leaf in found})
+        kernels = [
+            leaf for _, leaf in tree.leaves(params) if leaf.dim() == 4 and leaf.shape[2] > 1 and leaf.shape[1] > 1
+        ]
+        seen.append({leaf.is_contiguous(memory_format=torch.channels_last) for leaf in kernels})
         return plain(params, batch)
 
-    trained = sgd.train(task, model, [one], loss, 0.02)
+    trained = sgd.train(task, model, [minibatch], loss, 0.02)
     assert seen == [{name == "resnet18"}]
     assert all(leaf.is_contiguous() for weights in (model, trained) for _, leaf in tree.leaves(weights))
     monkeypatch.setattr(type(architecture), "trains_channels_last", False)
-    expected = dict(tree.leaves(sgd.train(task, model, [one], plain, 0.02)))
+    expected = dict(tree.leaves(sgd.train(task, model, [minibatch], plain, 0.02)))
     for path, leaf in tree.leaves(trained):
         torch.testing.assert_close(leaf, expected[path], rtol=0, atol=1e-5)  # sums in another order
 
@@ -165,24 +167,24 @@ def test_a_gpu_trains_with_channels_last_in_the_precisions_that_gain_by_it(preci
         return model_loss(task)(params, batch)
 
     with stub_device():
-        one = Batch(torch.rand(6, 3, 32, 32).to(DEVICE), (torch.arange(6) % 3).to(DEVICE))
+        minibatch = Batch(torch.rand(6, 3, 32, 32).to(DEVICE), (torch.arange(6) % 3).to(DEVICE))
         model = tree.map(lambda leaf: leaf.to(DEVICE), task.init())
-        trained = sgd.train(task, model, [one], loss, 0.02)
+        trained = sgd.train(task, model, [minibatch], loss, 0.02)
         assert all(leaf.is_contiguous() for _, leaf in tree.leaves(trained))
     assert seen == [expected]
 
 
 def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing():
     task = small_task.task()
-    model, one = task.init(), small_task.batch(2)
+    model, batch = task.init(), small_task.batch(2)
     before = tree.clone(model)
-    found, value = sgd.gradient(task, model, model_loss(task), one, ("head",))
-    assert value == model_loss(task)(model, one) and not value.requires_grad
-    expected = numpy_network.gradients(small_task.to_numpy(model), *small_task.flat(one))
-    assert list(found) == ["head"]
-    np.testing.assert_allclose(found["head"]["weight"], expected["W2"], atol=1e-6)
+    gradient, value = sgd.gradient(task, model, model_loss(task), batch, ("head",))
+    assert value == model_loss(task)(model, batch) and not value.requires_grad
+    expected = numpy_network.gradients(small_task.to_numpy(model), *small_task.flat(batch))
+    assert list(gradient) == ["head"]
+    np.testing.assert_allclose(gradient["head"]["weight"], expected["W2"], atol=1e-6)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(model), tree.leaves(before), strict=True))
-    moved = sgd.step(model, found, 0.1)
+    moved = sgd.step(model, gradient, 0.1)
     assert moved["body"] is model["body"]
     after = small_task.to_numpy(model)["W2"] - 0.1 * expected["W2"]
     np.testing.assert_allclose(moved["head"]["weight"], after, atol=1e-6)
@@ -207,35 +209,35 @@ def test_held_out_samples_are_the_same_in_every_pass_and_apart_from_the_rest():
 def test_the_length_of_a_pass_is_its_steps_or_its_epochs_or_the_configured_one():
     training = TrainingConfig(batch_size=4, epochs=2)
 
-    def length(one):
-        return len(draw_batches(np.random.default_rng(0), 10, training, one))
+    def length(training_pass):
+        return len(draw_batches(np.random.default_rng(0), 10, training, training_pass))
 
     assert [length(Pass()), length(Pass(epochs=1)), length(Pass(steps=7)), length(Pass(epochs=0))] == [6, 3, 7, 0]
 
 
 def test_noise_is_uniform_and_does_not_depend_on_padding():
     key = torch.tensor(-1234567890123456789)
-    found = uniform(key, (1000, 50))
-    assert torch.equal(uniform(key, (1200, 50))[:1000], found)
-    assert found.min() > 0 and found.max() < 1
+    noise = uniform(key, (1000, 50))
+    assert torch.equal(uniform(key, (1200, 50))[:1000], noise)
+    assert noise.min() > 0 and noise.max() < 1
     # Standard errors for 50,000 independent numbers: 0.0013 of the mean, 0.0045 of a correlation.
-    assert abs(float(found.mean()) - 0.5) < 0.006 and abs(float(found.var()) - 1 / 12) < 0.002
-    values = found.flatten()
+    assert abs(float(noise.mean()) - 0.5) < 0.006 and abs(float(noise.var()) - 1 / 12) < 0.002
+    values = noise.flatten()
     assert abs(float(torch.corrcoef(torch.stack([values[1:], values[:-1]]))[0, 1])) < 0.02
-    assert not torch.equal(uniform(key + 1, (1000, 50)), found)
+    assert not torch.equal(uniform(key + 1, (1000, 50)), noise)
 
 
 def test_noise_is_that_of_splitmix64():
     """Against Python's whole numbers, which have no width."""
     mask = (1 << 64) - 1
     for key in (0, 7, -5):
-        found = uniform(torch.tensor(key), (3,)).tolist()
+        noise = uniform(torch.tensor(key), (3,)).tolist()
         for place in (1, 2, 3):
             z = (key + place * 0x9E3779B97F4A7C15) & mask
             z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
             z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
             z ^= z >> 31
-            assert found[place - 1] == ((z >> 41) + 0.5) / 2**23
+            assert noise[place - 1] == ((z >> 41) + 0.5) / 2**23
 
 
 @pytest.mark.parametrize("kind", [{}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1}])
@@ -266,8 +268,8 @@ def test_clients_begin_with_the_same_model_but_none_with_that_of_another():
         model = task.of_client(client).init()
         drawn.append(small_task.to_numpy(tree.clone(model)))
         tree.map(torch.Tensor.zero_, model)
-    for other in drawn[1:]:
-        assert all(np.array_equal(other[name], drawn[0][name]) and drawn[0][name].any() for name in ("W1", "W2"))
+    for weights in drawn[1:]:
+        assert all(np.array_equal(weights[name], drawn[0][name]) and drawn[0][name].any() for name in ("W1", "W2"))
     other_seed = small_task.to_numpy(task.replace(seed=task.seed + 1).init())
     assert not np.array_equal(other_seed["W1"], drawn[0]["W1"])
 
@@ -282,8 +284,8 @@ def test_train_is_sgd_as_pytorch_defines_it(momentum, decay):
 
     w = small_task.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
-    for one in batches:
-        for name, gradient in numpy_network.gradients(w, *small_task.flat(one)).items():
+    for batch in batches:
+        for name, gradient in numpy_network.gradients(w, *small_task.flat(batch)).items():
             velocity[name] = momentum * velocity[name] + gradient + decay * w[name]
             w[name] = w[name] - 0.2 * velocity[name]
     small_task.assert_close(trained, w)
@@ -300,21 +302,21 @@ def test_frozen_parts_do_not_move():
 
 def test_padding_changes_nothing():
     task = small_task.task()
-    one = small_task.batch(1, 4)
+    batch = small_task.batch(1, 4)
     padded = small_task.padded(
-        torch.cat([one.x, torch.full((3, *small_task.SHAPE), 9.0)]),
-        torch.cat([one.y, torch.zeros(3, dtype=torch.int64)]),
+        torch.cat([batch.x, torch.full((3, *small_task.SHAPE), 9.0)]),
+        torch.cat([batch.y, torch.zeros(3, dtype=torch.int64)]),
         torch.tensor([1.0, 1, 1, 1, 0, 0, 0]),
     )
-    plain = train(task, task.init(), [one], model_loss(task), 0.2)
+    plain = train(task, task.init(), [batch], model_loss(task), 0.2)
     masked = train(task, task.init(), [padded], model_loss(task), 0.2)
     small_task.assert_close(masked, small_task.to_numpy(plain), 1e-7)
 
 
 def test_a_step_of_padding_alone_changes_nothing_in_a_lane():
     task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
-    one = small_task.batch(1, 4)
-    x, y = one.x.expand(2, *one.x.shape), one.y.expand(2, -1)
+    batch = small_task.batch(1, 4)
+    x, y = batch.x.expand(2, *batch.x.shape), batch.y.expand(2, -1)
     weight = torch.tensor([[1.0] * 4, [0.0] * 4])
     models = tree.stack([task.init(), task.init()])
 
@@ -332,13 +334,13 @@ def test_class_means_are_the_means_of_each_class():
     task = small_task.task()
     model = task.init()
     batches = [small_task.batch(3, 7), small_task.batch(4, 2)]
-    found = class_means(task, model, small_task.data(batches))
-    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(one) for one in batches), strict=True))
+    means = class_means(task, model, small_task.data(batches))
+    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(batch) for batch in batches), strict=True))
     z, _ = numpy_network.forward(small_task.to_numpy(model), x)
     for label in range(small_task.CLASSES):
         expected = z[y == label].mean(0) if (y == label).any() else np.zeros(small_task.FEATURES)
-        np.testing.assert_allclose(found["means"][label], expected, atol=1e-6)
-    assert found["counts"].tolist() == np.bincount(y, minlength=small_task.CLASSES).tolist()
+        np.testing.assert_allclose(means["means"][label], expected, atol=1e-6)
+    assert means["counts"].tolist() == np.bincount(y, minlength=small_task.CLASSES).tolist()
 
 
 def test_squared_distance_by_hand():
@@ -349,22 +351,22 @@ def test_squared_distance_by_hand():
 
 def test_the_squared_distance_has_the_bits_of_autograds_own_formula():
     rng = torch.Generator().manual_seed(0)
-    mine = [torch.randn(shape, generator=rng, requires_grad=True) for shape in ((33, 7), (101,))]
-    others = [torch.randn(leaf.shape, generator=rng) for leaf in mine]
-    a, b = ({"x": x, "part": {"y": y}} for x, y in (mine, others))
-    formula = torch.stack([(x - y).square().sum() for x, y in zip(mine, others, strict=True)]).sum()
-    plain = (mine[0] ** 3).sum()
-    expected = torch.autograd.grad(plain + 0.37 * formula, mine, retain_graph=True)
-    found = squared_distance(a, b)
-    assert torch.equal(found, formula)
-    assert all(map(torch.equal, torch.autograd.grad(plain + 0.37 * found, mine), expected))
+    params = [torch.randn(shape, generator=rng, requires_grad=True) for shape in ((33, 7), (101,))]
+    others = [torch.randn(leaf.shape, generator=rng) for leaf in params]
+    a, b = ({"x": x, "part": {"y": y}} for x, y in (params, others))
+    formula = torch.stack([(x - y).square().sum() for x, y in zip(params, others, strict=True)]).sum()
+    plain = (params[0] ** 3).sum()
+    expected = torch.autograd.grad(plain + 0.37 * formula, params, retain_graph=True)
+    distance = squared_distance(a, b)
+    assert torch.equal(distance, formula)
+    assert all(map(torch.equal, torch.autograd.grad(plain + 0.37 * distance, params), expected))
 
 
 def test_the_squared_distance_is_differentiable_by_both_and_twice_in_and_outside_lanes():
     rng = torch.Generator().manual_seed(0)
     tensors = [torch.randn(2, *shape, generator=rng, dtype=torch.float64) for shape in ((3, 2), (4,), (3, 2), (4,))]
 
-    def found(*tensors):
+    def distance(*tensors):
         w, v, x, y = tensors
         return squared_distance({"w": w, "v": {"v": v}}, {"w": x, "v": {"v": y}}) ** 2
 
@@ -373,24 +375,24 @@ def test_the_squared_distance_is_differentiable_by_both_and_twice_in_and_outside
         return ((w - x).square().sum() + (v - y).square().sum()) ** 2
 
     of_all = tuple(range(len(tensors)))
-    ours, plain = (torch.func.jacrev(torch.func.jacrev(value, of_all), of_all) for value in (found, formula))
+    ours, plain = (torch.func.jacrev(torch.func.jacrev(value, of_all), of_all) for value in (distance, formula))
     torch.testing.assert_close(torch.vmap(ours)(*tensors), torch.vmap(plain)(*tensors))
     for lane in zip(*tensors, strict=True):
         leaves = [leaf.clone().requires_grad_(True) for leaf in lane]
-        assert torch.autograd.gradcheck(found, leaves) and torch.autograd.gradgradcheck(found, leaves)
+        assert torch.autograd.gradcheck(distance, leaves) and torch.autograd.gradgradcheck(distance, leaves)
 
 
 def test_batches_of_an_epoch_hold_every_sample_once():
     training = TrainingConfig(batch_size=4, epochs=2)
     order = draw_batches(np.random.default_rng(0), 10, training)
-    assert [len(one) for one in order] == [4, 4, 2, 4, 4, 2]
+    assert [len(batch) for batch in order] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(order[:3])) == list(range(10))
     assert list(np.concatenate(order[:3])) != list(np.concatenate(order[3:]))
 
 
 def test_drop_last_leaves_the_short_batch_out():
     dropping = TrainingConfig(batch_size=4, epochs=2, drop_last=True)
-    assert [len(one) for one in draw_batches(np.random.default_rng(0), 10, dropping)] == [4, 4, 4, 4]
+    assert [len(batch) for batch in draw_batches(np.random.default_rng(0), 10, dropping)] == [4, 4, 4, 4]
     assert draw_batches(np.random.default_rng(0), 3, dropping) == []
 
 
@@ -402,6 +404,9 @@ def test_steps_replace_epochs():
 def test_participants_are_distinct_and_as_many_as_said():
     rounds = Participation(TrainingConfig(participation=0.25), 0, np.ones(10))
     chosen = [rounds.participants(round) for round in range(1, 200)]
-    assert all(len(one) == 3 and len(set(one)) == 3 and list(one) == sorted(one) for one in chosen)
+    assert all(
+        len(participants) == 3 and len(set(participants)) == 3 and list(participants) == sorted(participants)
+        for participants in chosen
+    )
     assert set(np.concatenate(chosen)) == set(range(10))
     assert len(Participation(TrainingConfig(participation=0.001), 0, np.ones(10)).participants(1)) == 1

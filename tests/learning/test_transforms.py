@@ -61,11 +61,11 @@ def test_a_crop_moves_images_and_a_flip_mirrors_them():
     images = torch.arange(1, 1 + 200 * 3 * 16 * 16).view(200, 3, 16, 16)
     padded = np.pad(images.numpy(), [(0, 0), (0, 0), (2, 2), (2, 2)])
     moves = {(y, x): padded[:, :, y : y + 16, x : x + 16] for y in range(5) for x in range(5)}
-    found = random_crop(images, torch.tensor(7)).numpy()
-    used = {place for i in range(200) for place, moved in moves.items() if (moved[i] == found[i]).all()}
-    assert all(any((moved[i] == found[i]).all() for moved in moves.values()) for i in range(200)) and len(used) == 25
+    cropped = random_crop(images, torch.tensor(7)).numpy()
+    used = {place for i in range(200) for place, moved in moves.items() if (moved[i] == cropped[i]).all()}
+    assert all(any((moved[i] == cropped[i]).all() for moved in moves.values()) for i in range(200)) and len(used) == 25
     flipped = horizontal_flip(images, torch.tensor(7))
-    mirrored = [bool((one == before.flip(-1)).all()) for one, before in zip(flipped, images, strict=True)]
+    mirrored = [bool((image == before.flip(-1)).all()) for image, before in zip(flipped, images, strict=True)]
     assert all((flipped[i] == images[i]).all() for i in range(200) if not mirrored[i]) and 70 < sum(mirrored) < 130
 
 
@@ -91,13 +91,13 @@ def test_loop_and_lanes_see_the_same_samples():
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 def test_the_bits_are_the_same_on_any_number_of_ranks_and_resumed(executor, tmp_path):
-    one = quick_run.run(settings(executor), tmp_path / "one")
-    assert one != quick_run.run(settings(executor, []), tmp_path / "plain")
-    assert quick_run.run(settings(executor), tmp_path / "three", ranks=3) == one
+    digest = quick_run.run(settings(executor), tmp_path / "one")
+    assert digest != quick_run.run(settings(executor, []), tmp_path / "plain")
+    assert quick_run.run(settings(executor), tmp_path / "three", ranks=3) == digest
     quick_run.run(settings(executor, training={"rounds": 1, "epochs": 3}), tmp_path / "short")
-    assert quick_run.resume(tmp_path / "short", ("training.rounds=2",), ranks=2) == one
+    assert quick_run.resume(tmp_path / "short", ("training.rounds=2",), ranks=2) == digest
     with without_replay():
-        assert quick_run.run(settings(executor), tmp_path / "unreplayed") == one
+        assert quick_run.run(settings(executor), tmp_path / "unreplayed") == digest
     assert yaml.safe_load(config_file.path(tmp_path / "one").read_text())["data"]["transform"] == BOTH
 
 
@@ -161,8 +161,8 @@ def test_tables_have_nothing_to_crop():
 def test_keys_alone_decide(own):
     transform = load_transform([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
     images = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8)
-    one, other = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
-    assert not torch.equal(one, other) and torch.equal(one, transform(images, torch.tensor(1)))
+    first, second = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
+    assert not torch.equal(first, second) and torch.equal(first, transform(images, torch.tensor(1)))
 
 
 def test_one_that_is_edited_during_a_run_stays_what_it_was(own):

@@ -43,7 +43,7 @@ def rows_of(clients):
 def groups(clients, home, ranks):
     """The receivers of each rank."""
     here = [[client for client in clients if home[client] == rank] for rank in range(ranks)]
-    return [[np.array(mine)] if mine else [] for mine in here]
+    return [[np.array(receivers)] if receivers else [] for receivers in here]
 
 
 def send(choice, homes):
@@ -52,19 +52,23 @@ def send(choice, homes):
     assigned = groups(sorted(choice), home, ranks)
 
     def work(transport):
-        asked: list[int] = []
+        requested_ids: list[int] = []
 
         def rows(name, like, clients):
             assert name == "m" and not tree.differences(like, LIKE)
             assert all(home[client] == transport.rank for client in clients), "only of those who live here"
-            asked.extend(clients.tolist())
+            requested_ids.extend(clients.tolist())
             return rows_of(clients.tolist())
 
         ids = torch.tensor([choice[client] for client in sorted(choice)])
         published: Messages | None = {"u": {"clients": ids}} if transport.rank == 0 else None
         reply = send_down(transport, WHAT, published, assigned, homes=Homes(np.array(home), rows))
-        mine = {int(one): reply.for_clients(np.array([one])) for group in assigned[transport.rank] for one in group}
-        return mine, asked, transport.take_moved()[0]
+        messages = {
+            int(receiver): reply.for_clients(np.array([receiver]))
+            for group in assigned[transport.rank]
+            for receiver in group
+        }
+        return messages, requested_ids, transport.take_moved()[0]
 
     return run_ranks(ranks, work)
 
@@ -74,10 +78,10 @@ def send(choice, homes):
 def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice, homes):
     (ranks, home), wanted = HOMES[homes], CHOICES[choice]
     results = send(wanted, homes)
-    found = {client: message for mine, _, _ in results for client, message in mine.items()}
-    assert found.keys() == wanted.keys()
+    messages = {client: message for rank_messages, _, _ in results for client, message in rank_messages.items()}
+    assert messages.keys() == wanted.keys()
     for client, ids in wanted.items():
-        message = found[client]["u"]
+        message = messages[client]["u"]
         assert message["clients"].tolist() == [ids] and [*message] == ["clients", "m"]
         for path, rows in tree.leaves(rows_of(ids)):
             received = tree.at(message["m"], path)[0]
@@ -95,8 +99,8 @@ def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice, homes):
 
 def test_ranks_that_want_the_same_are_sent_one_packed_copy():
     """Three ranks want the models of three clients: each is asked for once, by the only set that it is in."""
-    asked = [ids for _, ids, _ in send(CHOICES["the same for all"], "one client each")]
-    assert asked == [[], [], [], [2], [3], [], [5]]
+    requested_ids = [ids for _, ids, _ in send(CHOICES["the same for all"], "one client each")]
+    assert requested_ids == [[], [], [], [2], [3], [], [5]]
 
 
 @pytest.mark.parametrize("wrong", [N, -2])
@@ -115,26 +119,30 @@ def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_class
     assigned = groups(clients, home, ranks)
 
     def work(transport):
-        first, mine = transport.rank == 0, assigned[transport.rank]
+        first, rank_groups = transport.rank == 0, assigned[transport.rank]
         published: Messages = {"own": rows_of([10, 12, 13, 15]), "k": rows_of([20, 21, 22])}
         reply = send_down(transport, what, published if first else None, assigned)
         moved = transport.take_moved()
         answers = send_answers(transport, what, {"a": rows_of([30, 32, 33, 35])} if first else None, assigned)
-        return {int(one): reply.for_clients(np.array([one])) for group in mine for one in group}, answers, moved
+        return (
+            {int(receiver): reply.for_clients(np.array([receiver])) for group in rank_groups for receiver in group},
+            answers,
+            moved,
+        )
 
     results = run_ranks(ranks, work)
-    for (found, answers, _), mine in zip(results, assigned, strict=True):
-        here = mine[0].tolist() if mine else []
+    for (messages, answers, _), rank_groups in zip(results, assigned, strict=True):
+        here = rank_groups[0].tolist() if rank_groups else []
         assert_equal(answers["a"], rows_of([30 + client for client in here]))
         for client in here:
-            assert_equal(found[client]["own"], rows_of([10 + client]))
-            held = [20 + label if holds[client, label] else NOBODY for label in range(3)]
-            assert_equal(tree.row(found[client]["k"], 0), rows_of(held))
-    away = [group for mine in assigned[1:] for group in mine]
+            assert_equal(messages[client]["own"], rows_of([10 + client]))
+            row_ids = [20 + label if holds[client, label] else NOBODY for label in range(3)]
+            assert_equal(tree.row(messages[client]["k"], 0), rows_of(row_ids))
+    away = [group for rank_groups in assigned[1:] for group in rank_groups]
     rows = sum(len(group) + int(holds[group].any(0).sum()) for group in away)
     assert results[0][2] == (rows * SIZE, 0) == wire_bytes(down_calls(what, assigned, None))[::-1]
 
 
-def assert_equal(found, expected):
-    assert not tree.differences(found, expected)
-    assert all(torch.equal(leaf, tree.at(expected, path)) for path, leaf in tree.leaves(found))
+def assert_equal(actual, expected):
+    assert not tree.differences(actual, expected)
+    assert all(torch.equal(leaf, tree.at(expected, path)) for path, leaf in tree.leaves(actual))

@@ -43,13 +43,13 @@ def likes(number):
 
 
 def declared():
-    whole: Tree = {
+    integers: Tree = {
         "n": tensor(5, dtype=torch.int32),
         "o": tensor(2, dtype=torch.int64),
         "p": tensor(37, dtype=torch.uint8),
     }
     up = {
-        "mean": Mean({**likes(torch.float32), **whole}),
+        "mean": Mean({**likes(torch.float32), **integers}),
         "plain": Mean({"double": tensor(11, dtype=torch.float64)}, by="clients"),
         "sum": Sum({"float": tensor(9), "whole": tensor(4, dtype=torch.int64)}),
     }
@@ -94,8 +94,8 @@ def plain_sum(kind, rows, clients):
     largest = max(np.abs(term).max(initial=0) for term in terms)
     shift = 62 - int(np.ceil(np.log2(max(len(clients), 2)))) - int(np.frexp(largest)[1])
     total = sum(np.rint(term * 2.0**shift).astype(np.int64) for term in terms)
-    found: np.ndarray = total.astype(np.float64) * 2.0**-shift / (weights.sum() if isinstance(kind, Mean) else 1.0)
-    return found.astype(rows[0].dtype)
+    result: np.ndarray = total.astype(np.float64) * 2.0**-shift / (weights.sum() if isinstance(kind, Mean) else 1.0)
+    return result.astype(rows[0].dtype)
 
 
 def lead(monkeypatch, way):
@@ -111,24 +111,24 @@ def check(what, layout, run=run_ranks, there=lambda group, name: False, device=H
     def work(transport, *_):
         made = ups(kinds, assigned[transport.rank])
         sent = [
-            (group, {name: tree.to(one, device) if there(group, name) else one for name, one in messages.items()})
+            (group, {name: tree.to(part, device) if there(group, name) else part for name, part in messages.items()})
             for group, messages in made
         ]
-        found = send_up(transport, what, sent, assigned, device)
+        aggregates = send_up(transport, what, sent, assigned, device)
         for (_, before), (_, after) in zip(made, sent, strict=True):
             for path, leaf in tree.leaves({**before}):
                 assert torch.equal(tree.at({**after}, path).cpu(), leaf), "what a client keeps has changed"
-        return found, transport.take_moved()
+        return aggregates, transport.take_moved()
 
     results = run(len(assigned), work)
-    assert [found is None for found, _ in results] == [rank > 0 for rank in range(len(assigned))]
-    found = results[0][0]
-    assert found is not None and found.keys() == kinds.keys()
+    assert [aggregates is None for aggregates, _ in results] == [rank > 0 for rank in range(len(assigned))]
+    aggregates = results[0][0]
+    assert aggregates is not None and aggregates.keys() == kinds.keys()
     clients = np.sort(np.concatenate([group for groups in assigned for group in groups]))
     messages = [message(kinds, client) for client in clients.tolist()]
     for name, kind in kinds.items():
-        for path, leaf in tree.leaves(found[name]):
-            rows = [to_numpy(tree.at(each[name], path)) for each in messages]
+        for path, leaf in tree.leaves(aggregates[name]):
+            rows = [to_numpy(tree.at(client_message[name], path)) for client_message in messages]
             right = np.stack(rows) if isinstance(kind, Rows) else plain_sum(kind, rows, clients)
             assert (leaf.dtype, tuple(leaf.shape)) == (tree.at(kind.like, path).dtype, right.shape), path
             assert leaf.numpy().tobytes() == right.tobytes(), path
@@ -221,10 +221,10 @@ def test_gathered_models_of_rank_0_are_not_packed():
     what = Declared({"model": Rows({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
     models = torch.rand(len(clients), size)
     tracemalloc.start()
-    (found,) = run_ranks(1, lambda rank: send_up(rank, what, [(clients, {"model": {"x": models}})], [[clients]]))
+    (aggregates,) = run_ranks(1, lambda rank: send_up(rank, what, [(clients, {"model": {"x": models}})], [[clients]]))
     most = tracemalloc.get_traced_memory()[1]  # NumPy's, so without the tensors that come out
     tracemalloc.stop()
-    assert found is not None and torch.equal(tree.at(found["model"], "x"), models)
+    assert aggregates is not None and torch.equal(tree.at(aggregates["model"], "x"), models)
     assert most < 0.5 * models.nbytes
 
 
@@ -248,8 +248,8 @@ def test_a_sum_that_may_leave_int64_ends_the_run(ranks, way, monkeypatch):
             transport, what, [(clients, {"sum": {"x": torch.full((len(clients), 70_000), value)}})], assigned
         )
 
-    found = run_ranks(ranks, partial(work, value=-(2**59)))[0]
-    assert found is not None and set(tree.leaf(tree.part(found, "sum"), "x").tolist()) == {-6 * 2**59}
+    aggregates = run_ranks(ranks, partial(work, value=-(2**59)))[0]
+    assert aggregates is not None and set(tree.leaf(tree.part(aggregates, "sum"), "x").tolist()) == {-6 * 2**59}
     with pytest.raises(
         RunError, match="the sum of sum/x over 6 participants may leave int64: the largest magnitude is 2305"
     ):
@@ -264,8 +264,8 @@ def test_very_small_doubles_are_summed():
     def work(transport):
         return send_up(transport, what, [(np.array([0, 1]), {"sum": {"x": tiny}})], [[np.array([0, 1])]])
 
-    (found,) = run_ranks(1, work)
-    assert tree.leaf(tree.part(found, "sum"), "x").tolist() == [2.0**-960, -(2.0**-950)]
+    (aggregates,) = run_ranks(1, work)
+    assert tree.leaf(tree.part(aggregates, "sum"), "x").tolist() == [2.0**-960, -(2.0**-950)]
 
 
 RESNET = 11_181_642  # entries
@@ -280,9 +280,9 @@ def cut(layout, entries=RESNET):
     return slices.cut_slices(slices.Entries.of({"model": Mean(like)}), assigned)
 
 
-def sent(found):
+def sent(cuts):
     """Bytes that each rank sends to others, as a share of the model."""
-    result: np.ndarray = (found.traffic.sent + found.finished) / (4 * found.entries.count)
+    result: np.ndarray = (cuts.traffic.sent + cuts.finished) / (4 * cuts.entries.count)
     return result
 
 
@@ -315,12 +315,12 @@ LAYOUTS = [
 def test_bytes_up_of_every_rank_in_every_layout():
     """One model with one participant; two less a slice with several; a rank without has only its slice to send."""
     for layout in filter(any, LAYOUTS):
-        found, senders = cut(list(layout)), np.count_nonzero(layout)
+        cuts, senders = cut(list(layout)), np.count_nonzero(layout)
         most = np.array([min(1.0 / senders, 0.5), 1.0, 2 - 1 / senders])[np.minimum(layout, 2)]
-        assert (sent(found) <= most + 1e-3).all(), layout
+        assert (sent(cuts) <= most + 1e-3).all(), layout
         if senders <= 2:
-            assert sent(found).max() <= 1.501, layout
-        assert (found.traffic.received <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
+            assert sent(cuts).max() <= 1.501, layout
+        assert (cuts.traffic.received <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
 
 
 def test_slices_are_equal_and_not_too_small():
@@ -331,8 +331,8 @@ def test_slices_are_equal_and_not_too_small():
 
 
 def test_small_messages_make_one_exchange_and_large_ones_at_most_three_and_a_broadcast():
-    def moving(found):
-        return [call.moved > 0 for call in found.calls]
+    def moving(cuts):
+        return [call.moved > 0 for call in cuts.calls]
 
     assert moving(cut([5, 5], 500)) == [True, False]
     assert moving(cut([5000, 5000], 500)) == [True, True, True, False]  # magnitudes to rank 0 and back, and sums

@@ -167,8 +167,8 @@ class Counts(Algorithm):
         return {"heard": heard}, {name: {"number": data.num_samples} for name in self.uplink(task)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        found = {name: leaf(up[name], "number") for name in up}
-        return {**{name: found[name] for name in ("sum", "mean", "plain")}, "largest": found["each"].max()}
+        numbers = {name: leaf(up[name], "number") for name in up}
+        return {**{name: numbers[name] for name in ("sum", "mean", "plain")}, "largest": numbers["each"].max()}
 
     def personal(self, task: Task) -> Personal:
         return Received("model")

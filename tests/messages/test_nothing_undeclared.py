@@ -46,7 +46,7 @@ class Recorded:
     progress: list[Progress]
 
     def content(self, purpose: str, *, up: bool) -> list[bytes]:
-        return [one.content for one in self.sent if one.purpose == purpose and one.down != up]
+        return [payload.content for payload in self.sent if payload.purpose == purpose and payload.down != up]
 
     def total(self, purpose: str, *, up: bool) -> int:
         return sum(map(len, self.content(purpose, up=up)))
@@ -73,7 +73,7 @@ def record(folder, case):
         run(config, folder, place, progress.append)
         return transport.sent
 
-    sent = [one for each in run_ranks(RANKS, work) for one in each]
+    sent = [payload for rank_sent in run_ranks(RANKS, work) for payload in rank_sent]
     return Recorded(folder, experiment, setup(experiment, RANKS, RANKS).placement, sent, progress)
 
 
@@ -98,7 +98,7 @@ def size(like):
 def expected_up(run):
     """The bytes that follow from the declared kinds alone."""
     task, total = run.experiment.tasks[0], 0
-    held = (run.experiment.federation.class_counts > 0).sum(1)
+    num_held = (run.experiment.federation.class_counts > 0).sum(1)
     senders = [participants(run, round) for round in range(1, ROUNDS + 1)]
     if run.experiment.config.algorithm.introduces:
         senders.append(np.arange(CLIENTS))
@@ -106,7 +106,7 @@ def expected_up(run):
         away = [client for client, rank in rank_of(run, chosen).items() if rank != 0]
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
-                total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
+                total += sum(int(num_held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
             elif not getattr(kind, "kept", False):
                 assert type(kind) in (Rows, Sum, Mean)
                 folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
@@ -150,14 +150,17 @@ def expected_down(run):
 
 def kept_bytes(run, kind, round, by_rank):
     """To every rank whose rows go where; to each, once, those of clients that live elsewhere."""
-    home, everyone = rank_of(run, np.arange(CLIENTS)), sorted(client for mine in by_rank.values() for client in mine)
+    home, everyone = (
+        rank_of(run, np.arange(CLIENTS)),
+        sorted(client for clients in by_rank.values() for client in clients),
+    )
     total, count = 0, kind.like["clients"].shape[0]
     if everyone:  # who trains next has kept whose models it was sent
         (ids, state) = run_folder.read_clients(run.folder, round + 1, np.array(everyone))["cohort0"]
         assert ids.tolist() == everyone
         total += (RANKS - 1) * len(everyone) * count * 8
-        for rank, mine in by_rank.items():
-            wanted = set(state["mix/clients"][np.isin(ids, mine)].ravel().tolist()) - {NOBODY}
+        for rank, clients in by_rank.items():
+            wanted = set(state["mix/clients"][np.isin(ids, clients)].ravel().tolist()) - {NOBODY}
             total += sum(home[client] != rank for client in wanted) * size(kind.like["model"]) // count
     return total
 
@@ -175,7 +178,7 @@ def test_messages_carry_exactly_what_is_declared(name, recorded):
 def test_wire_bytes_in_the_metrics_are_those_that_moved(name, recorded):
     run = recorded[name]
     for way, up in (("wire_up", True), ("wire_down", False)):
-        assert sum(int(one.bytes[way]) for one in run.progress) == run.total("message", up=up), way
+        assert sum(int(progress.bytes[way]) for progress in run.progress) == run.total("message", up=up), way
 
 
 @pytest.mark.parametrize("name", every_algorithm())
@@ -196,11 +199,11 @@ def test_beside_messages_scores_and_times_alone_travel(name, recorded):
             trained[rank].append(
                 np.array([c for c, at in rank_of(run, participants(run, round)).items() if at == rank])
             )
-    known = {one.round: one for one in run.progress}
+    progress_by_round = {one.round: one for one in run.progress}
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
-        mine = [one.content for one in run.sent if one.sender == rank and one.purpose == "control"]
-        (length, hashes), scores, end = mine[:2], mine[2:-1], mine[-1]
+        contents = [one.content for one in run.sent if one.sender == rank and one.purpose == "control"]
+        (length, hashes), scores, end = contents[:2], contents[2:-1], contents[-1]
         assert len(end) == 8 and 0 < float(np.frombuffer(end)[0]) < 1e6  # seconds of processor time
         agreed = [len(one.content) for one in run.sent if one.sender == rank and one.purpose == "agreement"]
         assert agreed == [AGREE] * 8
@@ -215,11 +218,15 @@ def test_beside_messages_scores_and_times_alone_travel(name, recorded):
             assert 0 < memory < 2**40
             counts, losses = np.split(rest, [(2 * k + 1) * len(tested)])
             hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)
-            found = known[round].scores
-            for sent, recorded_as in ((hits, found.hits), (predicted, found.predicted), (loss[:, 0], found.loss)):
+            recorded_scores = progress_by_round[round].scores
+            for sent, recorded_as in (
+                (hits, recorded_scores.hits),
+                (predicted, recorded_scores.predicted),
+                (loss[:, 0], recorded_scores.loss),
+            ):
                 assert np.array_equal(sent, recorded_as[tested])
             here = np.isin(participants(run, round), trained[rank][round - 1])
-            assert np.array_equal(losses, known[round].train_loss[here], equal_nan=True)
+            assert np.array_equal(losses, progress_by_round[round].train_loss[here], equal_nan=True)
     down = run.content("control", up=False)
     expected_down = []
     lock = down[5 * (RANKS - 1)][:16].decode()  # the token of the run's lock
@@ -246,25 +253,25 @@ def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded):
         clients = run_folder.read_clients(run.folder, round, chosen)
         ids, state = next(iter(clients.values()))
         for rank in range(1, RANKS):
-            mine = [c for c, at in rank_of(run, chosen).items() if at == rank]
-            if not mine:
+            senders = [c for c, at in rank_of(run, chosen).items() if at == rank]
+            if not senders:
                 continue
             contents = [p.content for p in run.sent if p.sender == rank and p.purpose == "message"]
             with_clients = [r for r in range(1, ROUNDS + 1) if rank in rank_of(run, participants(run, r)).values()]
             content = contents[with_clients.index(round)]
-            total = int((federation.class_counts[mine] > 0).sum())
+            total = int((federation.class_counts[senders] > 0).sum())
             all_labels, content = np.frombuffer(content[: 4 * total], np.int32), content[4 * total :]
-            for client in sorted(mine):
-                held, row = np.flatnonzero(federation.class_counts[client]), list(ids).index(client)
-                labels, all_labels = all_labels[: len(held)], all_labels[len(held) :]
-                means, content = content[: 4 * d * len(held)], content[4 * d * len(held) :]
-                assert labels.tolist() == held.tolist()
+            for client in sorted(senders):
+                classes, row = np.flatnonzero(federation.class_counts[client]), list(ids).index(client)
+                labels, all_labels = all_labels[: len(classes)], all_labels[len(classes) :]
+                means, content = content[: 4 * d * len(classes)], content[4 * d * len(classes) :]
+                assert labels.tolist() == classes.tolist()
                 samples = federation.train[client]
                 x = (federation.dataset.images[samples].reshape(len(samples), -1) / 255 - 0.5) / 0.5
                 weight, bias = state["model/body/fc1/weight"][row], state["model/body/fc1/bias"][row]
                 z = np.maximum(x @ weight.T.astype(np.float64) + bias, 0)
                 of = federation.dataset.labels[samples]
-                means_here = np.stack([z[of == label].mean(0) for label in held])
+                means_here = np.stack([z[of == label].mean(0) for label in classes])
                 # 1e-5: float32 features of magnitude one, averaged.
                 np.testing.assert_allclose(np.frombuffer(means, np.float32).reshape(-1, d), means_here, atol=1e-5)
                 checked += 1
@@ -273,7 +280,7 @@ def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded):
 
 
 def found_in(needles, hay):
-    return sum(any(needle in one for one in hay) for needle in needles)
+    return sum(any(needle in content for content in hay) for needle in needles)
 
 
 def head_rows(run):
@@ -324,9 +331,9 @@ def test_fedgmh_bytes_in_the_metrics_follow_from_the_classes_held(recorded):
     run = recorded["fedgmh-full"]
     d, num_classes = 12, 10
     entries = d * num_classes + num_classes  # L
-    held = (run.experiment.federation.class_counts > 0).sum(1)
-    assert len(set(held.tolist())) > 1
-    for one in run.progress:
-        took_part = np.isin(np.arange(CLIENTS), one.participants)
-        assert one.bytes["up"].tolist() == (took_part * held * (4 * d + 4)).tolist()
-        assert one.bytes["down"].tolist() == (took_part * 4 * held * entries).tolist()
+    num_held = (run.experiment.federation.class_counts > 0).sum(1)
+    assert len(set(num_held.tolist())) > 1
+    for progress in run.progress:
+        took_part = np.isin(np.arange(CLIENTS), progress.participants)
+        assert progress.bytes["up"].tolist() == (took_part * num_held * (4 * d + 4)).tolist()
+        assert progress.bytes["down"].tolist() == (took_part * 4 * num_held * entries).tolist()

@@ -151,4 +151,4 @@ def test_what_was_not_declared_is_refused(name, executor, tmp_path, monkeypatch)
         quick_run.run(raw, tmp_path / "run")
     text = str(caught.value)
     assert all(word in text for word in [*words, "not what it declares"]) and "\n" not in text, text
-    assert not [one for one in run_folder.rounds(tmp_path / "run") if one > 0]
+    assert not [number for number in run_folder.rounds(tmp_path / "run") if number > 0]

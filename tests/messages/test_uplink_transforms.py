@@ -61,8 +61,8 @@ def test_the_largest_values_are_sent_and_the_others_wait_and_are_added():
 
 
 def test_of_equal_magnitudes_the_first_are_sent():
-    some, _ = sent({"a": [1.0, -2.0, 1.0, -1.0, 2.0, 1.0]}, residual=[0.0] * 6, top_k=0.5)
-    assert some["a"].tolist() == [[1.0, -2.0, 0.0, 0.0, 2.0, 0.0]]
+    message, _ = sent({"a": [1.0, -2.0, 1.0, -1.0, 2.0, 1.0]}, residual=[0.0] * 6, top_k=0.5)
+    assert message["a"].tolist() == [[1.0, -2.0, 0.0, 0.0, 2.0, 0.0]]
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

@@ -152,9 +152,9 @@ def test_features_do_not_depend_on_the_samples_of_a_rank(tmp_path):
     )
     experiment = build.prepare(parse(raw), HOST)
     dataset, task = experiment.federation.dataset, experiment.tasks[0]
-    whole = Pool.of_features(dataset, task).images
+    features = Pool.of_features(dataset, task).images
     for samples in (np.arange(1, 200), np.flatnonzero(rng.random(200) < 0.4), np.array([7]), np.array([0, 32, 64, 5])):
-        assert torch.equal(Pool.of_features(dataset, task, samples).images, whole[samples])
+        assert torch.equal(Pool.of_features(dataset, task, samples).images, features[samples])
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,12 @@ def test_an_adapter_adds_a_weight_of_low_rank(case):
 
 
 def test_what_has_no_adapter_is_refused_by_name():
-    for layers, module, said in (
+    for layers, module, message in (
         (["fc"], nn.Sequential(nn.Linear(2, 2)), "'fc' matches no nn.Linear or convolution of the module; known: 0"),
         (["0"], nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), "0 has groups = 2"),
         (["attention.out_proj"], nn.TransformerEncoderLayer(8, 2, 8), "'attention.out_proj' matches no nn.Linear"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             lora(module, layers, 2)
     with pytest.raises(ConfigError, match="rank = 0; must be at least 1"):
         lora(nn.Sequential(nn.Linear(2, 2)), ["0"], 0)
@@ -85,10 +85,10 @@ def model(tmp_path):
 def test_adapters_are_shared_or_personal(algorithm, personal, kept, executor, model, tmp_path):
     model, runtime = {**model, "personal": personal}, {"executor": executor, "lanes": 2}
     raw = quick_run.settings(model=model, algorithm={"name": algorithm}, runtime=runtime)
-    whole = quick_run.run(raw, tmp_path / "1")
-    assert quick_run.run(raw, tmp_path / "3", 3) == whole
+    digest = quick_run.run(raw, tmp_path / "1")
+    assert quick_run.run(raw, tmp_path / "3", 3) == digest
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "parts", 2)
-    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == whole
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == digest
     state = state_of(tmp_path / "1")
     assert {path.rpartition("/")[0] for path in state if path.startswith("clients")} == kept
     assert {path.rpartition("/")[2] for path in state if "body" in path} == {"lora_a", "lora_b"}

@@ -215,7 +215,7 @@ class Masked(Base):
 
 class BackwardHooked(Base):
     def make(self) -> None:
-        self.first.register_full_backward_hook(lambda module, given, _: (given[0], *given[1:]))
+        self.first.register_full_backward_hook(lambda module, grad_input, _: (grad_input[0], *grad_input[1:]))
 
     def body(self, x: Tensor) -> Tensor:
         return torch.relu(self.first(x * torch.ones((), requires_grad=True)))
@@ -223,7 +223,7 @@ class BackwardHooked(Base):
 
 class ForwardHooked(Base):
     def make(self) -> None:
-        self.first.register_forward_hook(lambda module, given, output: 2 * output)
+        self.first.register_forward_hook(lambda module, inputs, output: 2 * output)
 
 
 class Doubled(torch.autograd.Function):
@@ -764,8 +764,8 @@ class Routed(Base):
         chosen = (x.reshape(len(x), -1)[:, 20] > 0.9).long()
         out = torch.zeros_like(z)
         for number, expert in enumerate(self.experts):
-            if (taken := chosen == number).any():
-                out = out.index_put((taken.nonzero()[:, 0],), expert(z[taken]))
+            if (mask := chosen == number).any():
+                out = out.index_put((mask.nonzero()[:, 0],), expert(z[mask]))
         return out
 
 
@@ -1014,12 +1014,12 @@ def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path):
 
 def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path, monkeypatch):
     """The second rank and the resumed run compare nothing."""
-    whole = quick_run.run(settings(Looking, training={**TRAINING, "rounds": 2}), tmp_path / "whole", 2)
+    digest = quick_run.run(settings(Looking, training={**TRAINING, "rounds": 2}), tmp_path / "whole", 2)
     checked = []
     compare = build.check_modules
-    monkeypatch.setattr(build, "check_modules", lambda *given: checked.append(given) or compare(*given))
+    monkeypatch.setattr(build, "check_modules", lambda *args: checked.append(args) or compare(*args))
     quick_run.run(settings(Looking), tmp_path / "parts", 2)
-    assert quick_run.resume(tmp_path / "parts", ("training.rounds=2",)) == whole
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=2",)) == digest
     assert len(checked) == 1
 
 

@@ -45,8 +45,8 @@ def test_an_override_names_a_file_relative_to_the_working_directory(tmp_path, mo
     config = own_code.write(tmp_path / "code")
     monkeypatch.chdir(tmp_path / "code")
     shutil.copy("mine.py", tmp_path / "other.py")
-    found = configuration.load(config, ["algorithm.name=../other.py:Mine"])
-    assert found.resolved()["algorithm"]["name"] == f"{tmp_path}/other.py:Mine"
+    loaded = configuration.load(config, ["algorithm.name=../other.py:Mine"])
+    assert loaded.resolved()["algorithm"]["name"] == f"{tmp_path}/other.py:Mine"
 
 
 def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path, caplog):
@@ -80,7 +80,7 @@ def test_samples_need_no_code_of_the_algorithm_and_a_model_may_be_had_with_chang
 
 def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path):
     config = own_code.write(tmp_path / "code")
-    whole = run(config, tmp_path / "whole")
+    digest = run(config, tmp_path / "whole")
     run(config, tmp_path / "run", 1, "training.rounds=1")
     (tmp_path / "code").rename(tmp_path / "moved")
     with pytest.raises(
@@ -90,8 +90,8 @@ def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path):
     names = {"algorithm": "mine.py:Mine", "model": "narrow.py:Narrow", "data": "squares.py:Squares"}
     places = [f"{key}.name={tmp_path}/moved/{name}" for key, name in names.items()]
     places.append(f"partition.name={tmp_path}/moved/in_turn.py:in_turn")
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3", *places)) == whole
-    assert quick_run.resume(tmp_path / "run") == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3", *places)) == digest
+    assert quick_run.resume(tmp_path / "run") == digest
     (tmp_path / "moved" / "mine.py").rename(tmp_path / "moved" / "ours.py")
     again = ("training.rounds=4", f"algorithm.name={tmp_path}/moved/ours.py:Mine")
     with pytest.raises(PflmpiError, match=r"the code of algorithm has changed since .*--changed-code"):

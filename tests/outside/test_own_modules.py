@@ -149,12 +149,12 @@ def test_pretrained_weights_are_where_clients_start(suffix, net, tmp_path):
     path = tmp_path / f"weights{suffix}"
     torch.save(module.state_dict(), path) if suffix == ".pt" else save_file(module.state_dict(), path)
     for classes, same_head in ((10, False), (7, True)):
-        found = (
+        model = (
             MODELS[net](head="classify.2", weights=str(path)).bind((1, 8, 8), classes).init(np.random.default_rng(0))
         )
-        assert torch.equal(tree.at(found, "body/conv/weight"), module.conv.weight)
-        assert tree.at(found, "head/weight").shape[0] == classes
-        assert not same_head or torch.equal(tree.at(found, "head/bias"), module.classify[2].bias)
+        assert torch.equal(tree.at(model, "body/conv/weight"), module.conv.weight)
+        assert tree.at(model, "head/weight").shape[0] == classes
+        assert not same_head or torch.equal(tree.at(model, "head/bias"), module.classify[2].bias)
 
 
 def _plain():
@@ -265,8 +265,10 @@ def test_a_head_for_the_classes_of_the_data_keeps_the_values_that_the_class_give
     bound = module_model(Rare)(head="fc").bind((4,), 3)
     first, second = (bound.init(np.random.default_rng(seed))["head"] for seed in (0, 1))
     assert torch.equal(first["bias"], torch.full((3,), -4.6)) and not torch.equal(first["weight"], second["weight"])
-    other = module_model(Rare)(head="fc").bind((4,), 2).init(np.random.default_rng(0))["head"]
-    assert other["weight"].shape == (2, 4) and (other["bias"] > -1).all(), "of PyTorch's default distributions"
+    smaller_head = module_model(Rare)(head="fc").bind((4,), 2).init(np.random.default_rng(0))["head"]
+    assert smaller_head["weight"].shape == (2, 4) and (smaller_head["bias"] > -1).all(), (
+        "of PyTorch's default distributions"
+    )
 
 
 def test_a_head_for_other_classes_is_made_anew_which_the_start_says(tmp_path, caplog):
@@ -274,8 +276,8 @@ def test_a_head_for_other_classes_is_made_anew_which_the_start_says(tmp_path, ca
         (tmp_path / "net.py").write_text(NET + FIXED)
         caplog.clear()
         quick_run.run(settings({"name": f"{tmp_path}/net.py:{kind}", "head": "classify.2"}), tmp_path / kind)
-        said = [record.getMessage() for record in caplog.records if "made anew" in record.getMessage()]
-        assert said == [f"model {kind}: its head classify.2 is made anew for 10 classes"] * says
+        messages = [record.getMessage() for record in caplog.records if "made anew" in record.getMessage()]
+        assert messages == [f"model {kind}: its head classify.2 is made anew for 10 classes"] * says
 
 
 def test_group_norm_is_what_the_batch_norm_in_its_place_was():
@@ -327,5 +329,5 @@ def test_what_is_no_model_is_refused(net, tmp_path):
     [("lenet", (1, 28, 28), 61706), ("logistic", (1, 28, 28), 7850), ("dropout_cnn", (1, 28, 28), 1199882)],
 )
 def test_models_of_speed_comparisons_have_their_sizes(name, shape, count):
-    found = MODELS[name]().bind(shape, 10).init(np.random.default_rng(0))
-    assert sum(leaf.numel() for _, leaf in tree.leaves(found)) == count
+    model = MODELS[name]().bind(shape, 10).init(np.random.default_rng(0))
+    assert sum(leaf.numel() for _, leaf in tree.leaves(model)) == count

@@ -160,16 +160,16 @@ def test_the_configuration_of_a_run_is_one_for_another(tmp_path):
 
 
 def test_an_algorithm_may_have_a_field_called_path(tmp_path):
-    whole = quick_run.run(settings(algorithm="Pathed"), tmp_path / "whole")
+    digest = quick_run.run(settings(algorithm="Pathed"), tmp_path / "whole")
     quick_run.run(settings(algorithm="Pathed", training={"rounds": 1}), tmp_path / "run")
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == digest
 
 
 def test_a_partition_may_draw_from_numpy_and_gives_all_its_clients(tmp_path):
-    whole = quick_run.run(settings(partition="drawn"), tmp_path / "whole")
+    digest = quick_run.run(settings(partition="drawn"), tmp_path / "whole")
     np.random.rand()
     quick_run.run(settings(partition="drawn", training={"rounds": 1}), tmp_path / "run", 2)
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == digest
     with pytest.raises(DataError, match=r"parts.py:fewer' returned 3 clients; partition.clients = 5"):
         quick_run.run(settings(partition="fewer"), tmp_path / "fewer")
 
@@ -180,7 +180,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path, monkeyp
     save(load_federation(configuration.parse(named)), tmp_path / "setup" / "who.npz")
     config = tmp_path / "setup" / "config.yaml"
     config.write_text(yaml_file.dump({**named, "partition": {"path": "who.npz"}}))
-    whole = quick_run.run(settings(), tmp_path / "whole")
+    digest = quick_run.run(settings(), tmp_path / "whole")
     raw = configuration.load(config).resolved()
     assert raw["partition"] == {"path": str(tmp_path / "setup" / "who.npz")}
     quick_run.run(raw, tmp_path / "run")
@@ -189,14 +189,14 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path, monkeyp
     (tmp_path / "setup" / "who.npz").rename(tmp_path / "moved.npz")
     assert main(["resume", str(tmp_path / "run"), "-s", "training.rounds=3"]) == 2
     moved = ("training.rounds=3", f"partition.path={tmp_path}/moved.npz")
-    assert quick_run.resume(tmp_path / "run", moved) == whole
+    assert quick_run.resume(tmp_path / "run", moved) == digest
     assert stored_config(tmp_path / "run", ()).partition.path == f"{tmp_path}/moved.npz"
 
 
 @pytest.mark.parametrize("name", ON_ANY_MODEL)
 def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name, tmp_path):
-    whole = {"participation": 1.0, "rounds": 1}
-    raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
+    training = {"participation": 1.0, "rounds": 1}
+    raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=training)
     if name in ("fedper", "fedrep", "fedbabu", "fedpac", "pfedafe", "fedfcd", "moon"):
         with pytest.raises(UserError, match=r"with model logistic|model logistic has none"):
             quick_run.run(raw, tmp_path / "run")
@@ -211,9 +211,9 @@ CALLED = {"name": "nets.py:Called", "head": "fc", "arguments": {"head": 6, "name
 def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path):
     normed = {**CALLED, "arguments": {**CALLED["arguments"], "norm": True}}
     runs = {"plain": CALLED, "normed": normed, "ours": {**normed, "norm": "group"}}
-    found = {name: quick_run.run(settings(model=model), tmp_path / name) for name, model in runs.items()}
-    assert found["plain"] != found["normed"] == found["ours"]  # there is no batch norm to replace
-    assert quick_run.resume(tmp_path / "normed") == found["normed"]
+    digests = {name: quick_run.run(settings(model=model), tmp_path / name) for name, model in runs.items()}
+    assert digests["plain"] != digests["normed"] == digests["ours"]  # there is no batch norm to replace
+    assert quick_run.resume(tmp_path / "normed") == digests["normed"]
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,11 @@ def test_a_class_of_a_notebook_is_written_into_a_file_with_all_that_it_uses(note
     )
     wider = config.replace(model={**net, "width": 5}, algorithm=FedAvg(weighting="clients"))
     assert wider.resolved()["model"]["width"] == 5 and len(list(file.parent.iterdir())) == 1
-    mine = config.replace(algorithm=notebook.Mine).resolved()["algorithm"]["name"]
-    assert mine == config.replace(algorithm=notebook.Mine(weighting="clients")).resolved()["algorithm"]["name"]
-    assert mine.endswith(":Mine") and "pflmpi_classes/Mine_" in mine
+    algorithm_name = config.replace(algorithm=notebook.Mine).resolved()["algorithm"]["name"]
+    assert (
+        algorithm_name == config.replace(algorithm=notebook.Mine(weighting="clients")).resolved()["algorithm"]["name"]
+    )
+    assert algorithm_name.endswith(":Mine") and "pflmpi_classes/Mine_" in algorithm_name
     quiet = config.replace(model={**net, "name": notebook.Quiet}).resolved()["model"]["name"]
     assert Path(quiet.removesuffix(":Quiet")).read_text().startswith("LOW = 2\n\n")
     run = pflmpi.run(config, out=tmp_path / "run", quiet=True, ranks=1)
@@ -115,10 +117,10 @@ def test_a_constant_that_was_set_in_an_imported_module_is_refused(tmp_path, monk
     widths.LAYERS, widths.DEPTH = [1], 2
     config.replace(seed=1)
     monkeypatch.setattr(widths, "SHAPE", (5, 5))
-    said = r"widths.SHAPE = \(5, 5\), but its file says \(3, 3\), which every other process has; set it there"
-    with pytest.raises(ConfigError, match=said):
+    message = r"widths.SHAPE = \(5, 5\), but its file says \(3, 3\), which every other process has; set it there"
+    with pytest.raises(ConfigError, match=message):
         config.replace(seed=2)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         pflmpi.run(config, out=tmp_path / "run", in_process=True)
     assert not (tmp_path / "run").exists()
 
@@ -146,8 +148,8 @@ def test_a_module_that_was_edited_after_its_import_is_refused_until_it_is_reload
     file = tmp_path / f"{name}.py"
     file.write_text(file.read_text().replace("1.0", "10.0"))
     reloads = "edited" if name == "edited" else r"edited_beside\), importlib.reload\(edited"
-    said = rf"/{name}.py changed after edited was imported.* reload it, importlib.reload\({reloads}\), and take"
-    with pytest.raises(ConfigError, match=said):
+    message = rf"/{name}.py changed after edited was imported.* reload it, importlib.reload\({reloads}\), and take"
+    with pytest.raises(ConfigError, match=message):
         make(evaluation={"measures": [imported[0].mine]})
     reload(sys.modules[name])
     reload(imported[0])

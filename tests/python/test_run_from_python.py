@@ -91,7 +91,7 @@ def test_an_interrupt_stops_after_the_round_and_leaves_no_process(tmp_path):
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=processes.PATIENCE)
     assert out.endswith("interrupted\n") and process.returncode == 0
-    assert below and not any(Path(f"/proc/{one}").exists() for one in below)
+    assert below and not any(Path(f"/proc/{pid}").exists() for pid in below)
     assert run_folder.rounds(tmp_path / "run")
 
 
@@ -103,7 +103,7 @@ def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path):
     processes.wait_for(lambda: (tmp_path / "run" / "metrics.csv").exists(), "the run")
     below = processes.descendants(process.pid)
     process.kill()
-    processes.wait_for(lambda: not any(Path(f"/proc/{one}").exists() for one in below), "the end of the ranks")
+    processes.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "the end of the ranks")
     process.communicate()
 
 
@@ -187,8 +187,8 @@ def test_yaml_and_options_take_a_name_in_place_of_a_section_too(tmp_path):
     )
     assert configuration.load(file).resolved() == expected.resolved()
     changed = configuration.load(file, ["algorithm=ditto", "algorithm.prox_weight=0.5", "model=mlp", "model.hidden=5"])
-    both = expected.replace(algorithm={"name": "ditto", "prox_weight": 0.5}, model={"name": "mlp", "hidden": 5})
-    assert changed.resolved() == both.resolved()
+    replaced = expected.replace(algorithm={"name": "ditto", "prox_weight": 0.5}, model={"name": "mlp", "hidden": 5})
+    assert changed.resolved() == replaced.resolved()
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom pflmpi.algorithms.fedavg import FedAvg\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    pass\n"
@@ -224,9 +224,9 @@ def test_it_goes_through_yaml_unchanged_also_with_numbers_of_numpy():
 
 def test_replace_changes_keys_or_a_whole_named_section():
     config = Config.load(ROOT / "configs" / "quickstart.yaml")
-    other = config.replace(training={"rounds": 2}, algorithm="fedavg", seed=5)
-    assert (other.seed, other.training.rounds, other.training.lr) == (5, 2, config.training.lr)
-    assert other.resolved()["algorithm"]["name"] == "fedavg" and config.training.rounds == 30
+    changed = config.replace(training={"rounds": 2}, algorithm="fedavg", seed=5)
+    assert (changed.seed, changed.training.rounds, changed.training.lr) == (5, 2, config.training.lr)
+    assert changed.resolved()["algorithm"]["name"] == "fedavg" and config.training.rounds == 30
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_what_is_wrong_is_refused_with_what_is_allowed(changes, said):
 def test_another_name_with_the_old_keys_is_refused_with_the_whole_section_to_give():
     with pytest.raises(ConfigError, match=r"'critical_share'.* -s 'algorithm=\{name: fedavg\}'$"):
         configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm.name=fedavg"])
-    given = configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm={name: fedavg}"])
-    assert given.resolved()["algorithm"]["name"] == "fedavg"
+    config = configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm={name: fedavg}"])
+    assert config.resolved()["algorithm"]["name"] == "fedavg"
 
 
 def test_an_algorithm_that_no_other_process_can_import_is_refused():
@@ -269,13 +269,13 @@ def test_a_line_becomes_numbers_and_what_is_missing_nan():
 
 
 def test_a_round_is_told_once_its_line_is_whole(tmp_path):
-    path, told = tmp_path / "rounds", []
+    path, numbers = tmp_path / "rounds", []
     with path.open("a") as file, path.open("rb") as rounds:
         for text, expected in (('{"round": 1}\n{"rou', [1]), ('nd": 2', [1]), ("}\n", [1, 2])):
             file.write(text)
             file.flush()
-            _report_rounds(rounds, lambda line: told.append(line["round"]))
-            assert told == expected
+            _report_rounds(rounds, lambda line: numbers.append(line["round"]))
+            assert numbers == expected
 
 
 @pytest.fixture(scope="module")
