@@ -55,15 +55,15 @@ def modules() -> list[Path]:
 @cache
 def imports(path: Path) -> set[str]:
     """All modules that a file imports, also inside functions."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def room(name: str) -> str:
@@ -76,19 +76,19 @@ def breaches(path: Path) -> Iterator[str]:
     if here == "__init__":
         yield from (f"{path} imports {name}" for name in sorted(imports(path)) if room(name))
         return
-    for other in sorted({room(name) for name in imports(path)} - {"", here}):
-        if other not in FLOOR:
-            if other != "__version__":  # `from pflmpi import __version__`
-                yield f"{path} imports {other}, which is on no floor"
-        elif FLOOR[other] > FLOOR[here]:
-            yield f"{path} (floor {FLOOR[here]}) imports {other} (floor {FLOOR[other]})"
-        elif {here, other} <= BLIND:
-            yield f"{path} imports {other}: {here} and {other} are blind to each other"
+    for imported in sorted({room(name) for name in imports(path)} - {"", here}):
+        if imported not in FLOOR:
+            if imported != "__version__":  # `from pflmpi import __version__`
+                yield f"{path} imports {imported}, which is on no floor"
+        elif FLOOR[imported] > FLOOR[here]:
+            yield f"{path} (floor {FLOOR[here]}) imports {imported} (floor {FLOOR[imported]})"
+        elif {here, imported} <= BLIND:
+            yield f"{path} imports {imported}: {here} and {imported} are blind to each other"
 
 
 def test_a_floor_imports_only_lower_floors():
-    found = [breach for path in modules() for breach in breaches(path)]
-    assert not found, "\n".join(found)
+    violations = [breach for path in modules() for breach in breaches(path)]
+    assert not violations, "\n".join(violations)
 
 
 @pytest.mark.parametrize("library", DOORS)
@@ -102,8 +102,8 @@ def test_a_library_has_one_door(library):
 
 
 def test_rich_prints_text_as_it_is():
-    found = [str(path) for path in modules() if path.stem != "terminal" and "rich.console.Console" in imports(path)]
-    assert not found, f"{found}: use `pflmpi.terminal.console`, in which names are no markup"
+    paths = [str(path) for path in modules() if path.stem != "terminal" and "rich.console.Console" in imports(path)]
+    assert not paths, f"{paths}: use `pflmpi.terminal.console`, in which names are no markup"
 
 
 def test_no_import_circle():
@@ -111,14 +111,14 @@ def test_no_import_circle():
     names = {".".join(("pflmpi", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in modules()}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
     for name, path in names.items():
-        graph[name] = {other for other in imports(path) if other in names and other != name}
+        graph[name] = {imported for imported in imports(path) if imported in names and imported != name}
     done: set[str] = set()
 
     def walk(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, f"import circle: {' -> '.join((*trail, name))}"
         if name not in done:
-            for other in sorted(graph[name]):
-                walk(other, (*trail, name))
+            for imported in sorted(graph[name]):
+                walk(imported, (*trail, name))
             done.add(name)
 
     for name in sorted(graph):
@@ -131,8 +131,8 @@ def test_the_root_has_only_the_ground_floor_and_the_command_line():
 
 
 def test_private_functions_of_vmap_have_one_door():
-    found = [path.name for path in modules() if "functorch" in path.read_text()]
-    assert found == ["vmap_lanes.py"]
+    names = [path.name for path in modules() if "functorch" in path.read_text()]
+    assert names == ["vmap_lanes.py"]
 
 
 def test_environment_variables_are_read_only_where_a_run_is_started():

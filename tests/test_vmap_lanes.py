@@ -10,32 +10,32 @@ VALUES = torch.arange(24.0).view(2, 3, 4)
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_the_values_of_all_lanes_have_the_lanes_first(axis):
-    found = []
+    gathered = []
 
     def one_lane(lane):
         assert in_vmap() and in_lane(lane) and lane_axis(lane) == axis
         assert behind(lane) is not lane
         with outside_vmap():
-            found.append(of_all_lanes(lane))
-        assert not in_lane(found[0])
-        return in_lanes_of(found[0], lane) + lane
+            gathered.append(of_all_lanes(lane))
+        assert not in_lane(gathered[0])
+        return in_lanes_of(gathered[0], lane) + lane
 
     shown = torch.vmap(one_lane, in_dims=axis)(VALUES)
-    assert torch.equal(found[0], VALUES.movedim(axis, 0))
+    assert torch.equal(gathered[0], VALUES.movedim(axis, 0))
     assert torch.equal(shown, 2 * VALUES.movedim(axis, 0)), "each lane has its own values"
     assert not in_vmap()
 
 
 def test_what_a_gradient_is_taken_of_is_found_behind_it():
-    found = []
+    gathered = []
 
     def loss(lane):
         with outside_vmap(), torch.no_grad():
-            found.append(of_all_lanes(lane).clone())
+            gathered.append(of_all_lanes(lane).clone())
         return lane.square().sum()
 
     slopes = torch.vmap(torch.func.grad(loss), in_dims=1)(VALUES)
-    assert torch.equal(found[0], VALUES.movedim(1, 0))
+    assert torch.equal(gathered[0], VALUES.movedim(1, 0))
     assert torch.equal(slopes, 2 * VALUES.movedim(1, 0))
 
 

@@ -44,21 +44,21 @@ def marks(plot, kind, **parameters):
     spec = deepcopy(build_chart(plot))
     for parameter in spec.get("params", []):
         parameter["value"] = parameters.get(parameter["name"], parameter.get("value"))
-    found = []
+    groups = []
 
     def walk(node):
         if isinstance(node, list):
-            for each in node:
-                walk(each)
+            for child in node:
+                walk(child)
         elif isinstance(node, dict):
             if node.get("role", "").startswith(("axis", "legend", "title")):
                 return
             if node.get("marktype") == kind:
-                found.append(node["items"])
+                groups.append(node["items"])
             walk(node.get("items", []))
 
     walk(vl_convert.vegalite_to_scenegraph(spec)["scenegraph"])
-    return [items for items in found if items]
+    return [items for items in groups if items]
 
 
 def texts(drawing):
@@ -67,8 +67,8 @@ def texts(drawing):
 
 def places_of_numbers(drawing):
     """Where the numbers of axes are: the end of the text's own translation."""
-    found = re.findall(r'<text[^>]*transform="translate\((-?[\d.]+),(-?[\d.]+)\)[^>]*>(-?[\d.]+)</text>', drawing)
-    return {float(number): (float(x), float(y)) for x, y, number in found}
+    matches = re.findall(r'<text[^>]*transform="translate\((-?[\d.]+),(-?[\d.]+)\)[^>]*>(-?[\d.]+)</text>', drawing)
+    return {float(number): (float(x), float(y)) for x, y, number in matches}
 
 
 # --- lines
@@ -107,7 +107,7 @@ def test_looks_of_32_runs_differ_and_neighbours_not_by_colour_alone():
     x = np.array([1, 2])
     lines = marks(curves(*(Curve(str(i), x, x + i, style=i) for i in range(32))), "line")
     looks = [(items[0]["stroke"], tuple(items[0]["strokeDash"])) for items in lines]
-    assert len(set(looks)) == 32 and all(one[1] != other[1] for one, other in pairwise(looks))
+    assert len(set(looks)) == 32 and all(look[1] != next_look[1] for look, next_look in pairwise(looks))
 
 
 def test_a_line_goes_on_after_a_value_that_is_infinite():

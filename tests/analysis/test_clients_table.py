@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_refused(run, tmp_path, monkeypatch, words, co
 def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["export", str(run.path), "--table", str(tmp_path / "clients.parquet")]) == 2
-    assert "needs pyarrow, which is not installed" in (said := capfd.readouterr().err) and "pflmpi[analysis]" in said
+    assert "needs pyarrow, which is not installed" in (err := capfd.readouterr().err) and "pflmpi[analysis]" in err
 
 
 def test_several_runs_are_one_table_with_what_they_differ_in(run, tmp_path):

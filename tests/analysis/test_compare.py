@@ -123,8 +123,8 @@ def test_a_fork_is_no_seed_of_what_it_was_not_from_the_start_on(runs):
     unchanged = {"round": 2, "changes": {"training.rounds": [2, 3], "runtime.executor": ["loop", "lanes"]}}
     assert count(run(0, **unchanged), run(1)) == [2]
     cosine = [run(0, **unchanged), run(1)]
-    for one in cosine:
-        one.config["training"]["schedule"] = "cosine"
+    for seed_run in cosine:
+        seed_run.config["training"]["schedule"] = "cosine"
     assert count(*cosine) == [1, 1], "rates fall over all rounds"
     text = "training.lr was 0.05 until round 2"
     assert differing_options([run(0, **fork), run(0)]) == {"recorded.fork": [text, "-"]}
@@ -138,12 +138,12 @@ def test_seeds_with_unlike_numbers_of_rounds_are_said_to_have_them(tmp_path, cap
     (stopped / "round_00002.h5").unlink()
     lines = (stopped / "metrics.csv").read_text().splitlines(keepends=True)
     (stopped / "metrics.csv").write_text("".join(lines[:-1]))
-    said = "fedgmh: its seeds have 1 and 2 rounds; tables have the mean over the end of each"
+    note = "fedgmh: its seeds have 1 and 2 rounds; tables have the mean over the end of each"
     assert main(["compare", str(tmp_path / "sweep")]) == 0
-    assert said in " ".join(capfd.readouterr().out.split())
+    assert note in " ".join(capfd.readouterr().out.split())
     assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert said in page and page.count("p to round 1, which all seeds have") > 4
+    assert note in page and page.count("p to round 1, which all seeds have") > 4
 
 
 def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
@@ -198,8 +198,8 @@ def test_seeds_whose_files_lie_elsewhere_are_seeds_of_one_run_and_those_of_other
         assert f"recorded.{what}" in differing_options([first, other])
         assert [len(group.runs) for group in group_by_seed(name_runs([first, other]))] == [1, 1]
     limited = [run(seed, (f"d{seed}", f"p{seed}")) for seed in (0, 1)]
-    for each in limited:
-        each.config["data"]["limit"] = 400
+    for limited_run in limited:
+        limited_run.config["data"]["limit"] = 400
     assert why_incomparable(*limited) is None, "the seed chooses the samples"
     assert [len(group.runs) for group in group_by_seed(name_runs(limited))] == [2]
 

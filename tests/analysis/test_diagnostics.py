@@ -46,9 +46,9 @@ def checkpoints(run):
 @pytest.fixture(scope="module")
 def drawn(run):
     """The figures of the run by name, without what all names begin with."""
-    found = diagnostics.plot_diagnostics(checkpoints(run))
-    assert not [plot for plot in found if isinstance(plot, Missing)]
-    return {plot.name.removeprefix("diagnostic-"): plot for plot in found if not isinstance(plot, Missing)}
+    plots = diagnostics.plot_diagnostics(checkpoints(run))
+    assert not [plot for plot in plots if isinstance(plot, Missing)]
+    return {plot.name.removeprefix("diagnostic-"): plot for plot in plots if not isinstance(plot, Missing)}
 
 
 def matrix(plot):
@@ -56,8 +56,8 @@ def matrix(plot):
     return plot
 
 
-def same(found, expected):
-    return bool(np.array_equal(found, expected.astype(np.float64), equal_nan=True))
+def same(actual, expected):
+    return bool(np.array_equal(actual, expected.astype(np.float64), equal_nan=True))
 
 
 def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(drawn):
@@ -114,8 +114,8 @@ def test_categories_of_the_server_are_empty_for_who_has_none(run, drawn):
 def test_overlap_is_both_over_either():
     chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
     assert diagnostics.compute_jaccard(chosen[0], chosen[1]) == 0.25
-    found = diagnostics.compute_overlaps(chosen)
-    assert found[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(found[2]).all()
+    overlaps = diagnostics.compute_overlaps(chosen)
+    assert overlaps[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(overlaps[2]).all()
 
 
 def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run, drawn):
@@ -157,11 +157,13 @@ def test_weights_that_clients_keep_stand_at_those_whose_they_are(run, drawn):
         state = run.round(number)
         participants = np.sort(state.metrics["participants"]).tolist()
         friends = {client: (client + 2) % 7 for client in participants}
-        others = sorted(set(friends.values()) - set(participants))
-        assert panel.rows == participants and panel.columns == [*participants, *others], "own weights on the diagonal"
+        absent = sorted(set(friends.values()) - set(participants))
+        assert panel.rows == participants and panel.columns == [*participants, *absent], "own weights on the diagonal"
         trust = np.asarray(state.clients["trust"])
         for client, row in zip(participants, panel.values, strict=True):
-            weights = {other: weight for other, weight in zip(panel.columns, row, strict=True) if not np.isnan(weight)}
+            weights = {
+                friend: weight for friend, weight in zip(panel.columns, row, strict=True) if not np.isnan(weight)
+            }
             assert weights == {client: trust[client], friends[client]: pytest.approx(1 - trust[client])}
 
 
@@ -173,11 +175,11 @@ def test_weights_that_the_server_keeps_are_drawn_whole(run, drawn):
 
 
 def test_before_the_first_round_nobody_has_given_weights(run):
-    found = {plot.title: plot for plot in diagnostics.plot_diagnostics([run.round(0)])}
+    plots = {plot.title: plot for plot in diagnostics.plot_diagnostics([run.round(0)])}
     for title in ("Friends", "Closeness"):
-        plot = found[title]
+        plot = plots[title]
         assert isinstance(plot, Missing) and "who took part" in plot.why
-    distance = found["Distance"]
+    distance = plots["Distance"]
     assert isinstance(distance, Missing) and "no checkpoint has a value of it" in distance.why
 
 
@@ -195,10 +197,10 @@ def test_class_vectors_are_those_that_server_and_clients_know(run):
     state = run.round(3)
     description = state.diagnostics["class_points"]
     assert isinstance(description, ClassVectors)
-    found = diagnostics.read_known_vectors(state, description)
-    held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
-    assert len(found.classes) == 10 + held.sum()
-    for vector, label, client in zip(found.points, found.classes, found.clients, strict=True):
+    vectors = diagnostics.read_known_vectors(state, description)
+    has_mean, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
+    assert len(vectors.classes) == 10 + has_mean.sum()
+    for vector, label, client in zip(vectors.points, vectors.classes, vectors.clients, strict=True):
         expected = state.server["vectors"][label] if client < 0 else means[client, label]
         assert vector.tolist() == expected.tolist()
 
@@ -207,10 +209,12 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run, 
     again = {plot.title: plot for plot in diagnostics.plot_diagnostics(checkpoints(run))}
     for name in ("class_points-pca", "class_points-tsne"):
         plot = drawn[name]
-        other = again[plot.title]
-        assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
+        redrawn = again[plot.title]
+        assert isinstance(plot, Clouds) and isinstance(redrawn, Clouds) and plot.title.startswith("Class points, ")
         assert [cloud.title for cloud in plot.clouds] == ["round 1", "round 2", "round 3"]
-        for cloud, twin, state in zip(plot.clouds, other.clouds, pick_first_middle_last(checkpoints(run)), strict=True):
+        for cloud, twin, state in zip(
+            plot.clouds, redrawn.clouds, pick_first_middle_last(checkpoints(run)), strict=True
+        ):
             assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
             assert "other marks those of up to 100 clients" in plot.caption
@@ -224,21 +228,21 @@ def test_what_an_algorithm_declares_is_drawn(case, tmp_path):
     sections = CASES[case]
     quick_run.run(quick_run.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
     states = checkpoints(open_run(tmp_path / "run"))
-    found = diagnostics.plot_diagnostics(states)
+    plots = diagnostics.plot_diagnostics(states)
     declared = states[-1].diagnostics
-    equal = {plot.title for plot in found if isinstance(plot, Missing) and plot.why.startswith("all equal")}
-    assert not [plot for plot in found if isinstance(plot, Missing) and plot.title not in equal]
-    for name, one in declared.items():
-        if one.title in equal:
-            assert isinstance(one, ClientWeights)
+    equal = {plot.title for plot in plots if isinstance(plot, Missing) and plot.why.startswith("all equal")}
+    assert not [plot for plot in plots if isinstance(plot, Missing) and plot.title not in equal]
+    for name, diagnostic in declared.items():
+        if diagnostic.title in equal:
+            assert isinstance(diagnostic, ClientWeights)
             continue
-        figures = [plot for plot in found if isinstance(plot, Plot) and plot.name.startswith(f"diagnostic-{name}")]
-        assert len(figures) == (2 if isinstance(one, ClassVectors | EntryShare) else 1)
+        figures = [plot for plot in plots if isinstance(plot, Plot) and plot.name.startswith(f"diagnostic-{name}")]
+        assert len(figures) == (2 if isinstance(diagnostic, ClassVectors | EntryShare) else 1)
         for plot in figures:
-            assert plot.title.startswith(one.title) and plot.caption.startswith(one.caption)
+            assert plot.title.startswith(diagnostic.title) and plot.caption.startswith(diagnostic.caption)
             if isinstance(plot, Matrices):
                 assert all(np.isfinite(panel.values).any() for panel in plot.panels)
-        if isinstance(one, PerClient | ClientWeights) and one.limits:
+        if isinstance(diagnostic, PerClient | ClientWeights) and diagnostic.limits:
             for panel in matrix(figures[0]).panels:
-                known = panel.values[~np.isnan(panel.values)]
-                assert one.limits[0] <= known.min() and known.max() <= one.limits[1]
+                finite = panel.values[~np.isnan(panel.values)]
+                assert diagnostic.limits[0] <= finite.min() and finite.max() <= diagnostic.limits[1]

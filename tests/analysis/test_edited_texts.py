@@ -146,32 +146,32 @@ def shown(run):
 
 def check(run, truth, counts, what):
     """Fail if something is shown that the run did not write, and nothing said; whether anything was shown."""
-    if (found := shown(run)) is None:
+    if (run_and_values := shown(run)) is None:
         return False
-    opened, values = found
+    opened, values = run_and_values
     notes = "; ".join(values["notes"])
     for key in truth["config"].keys() | values["config"].keys():
         assert values["config"].get(key) == truth["config"].get(key) or f"{key} = " in notes, (what, key)
     assert values["columns"].keys() == truth["columns"].keys(), what
     for name, column in truth["columns"].items():
-        there = values["columns"][name]
-        assert VOUCHED <= len(there) <= LAST, what
-        assert np.array_equal(there[:VOUCHED], column[:VOUCHED], equal_nan=True), (what, name)
-    told = len(values["columns"]["round"]) == VOUCHED or f"round {LAST} are not vouched for by a checkpoint" in notes
-    assert told, what
+        actual = values["columns"][name]
+        assert VOUCHED <= len(actual) <= LAST, what
+        assert np.array_equal(actual[:VOUCHED], column[:VOUCHED], equal_nan=True), (what, name)
+    noted = len(values["columns"]["round"]) == VOUCHED or f"round {LAST} are not vouched for by a checkpoint" in notes
+    assert noted, what
     try:
-        there = opened.counts
+        actual = opened.counts
     except CheckpointError:
         return True
-    assert np.array_equal(there.train, counts.train) and np.array_equal(there.test, counts.test), what
+    assert np.array_equal(actual.train, counts.train) and np.array_equal(actual.test, counts.test), what
     return True
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "config.yaml", "partition.csv"])
 def test_nothing_is_shown_that_the_run_did_not_write_but_where_it_is_said(name, runs, run):
-    found = shown(run)
-    assert found is not None
-    truth, counts = found[1], found[0].counts
+    run_and_values = shown(run)
+    assert run_and_values is not None
+    truth, counts = run_and_values[1], run_and_values[0].counts
     kept = 0
     for what, edited in edits(name, runs):
         (run / name).write_bytes(edited)
@@ -180,12 +180,12 @@ def test_nothing_is_shown_that_the_run_did_not_write_but_where_it_is_said(name, 
 
 
 def test_a_configuration_whose_checksum_was_made_anew_is_held_against_the_round_file(runs, run):
-    found = shown(run)
-    assert found is not None
+    run_and_values = shown(run)
+    assert run_and_values is not None
     for what, edited in islice(edits("config.yaml", runs), None, None, 5):  # each is parsed as YAML
         text, _, _ = edited.decode(errors="replace").rpartition("# CRC-32")
         config_file.write(run, text)
-        check(run, found[1], found[0].counts, what)
+        check(run, run_and_values[1], run_and_values[0].counts, what)
 
 
 # --- by the command line ----------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def test_a_value_that_may_change_is_said_until_a_checkpoint_has_it(runs, run, ca
 
 
 def test_many_runs_in_python_are_verified_too(runs, run):
-    found = open_runs([runs[1], run])
-    assert found[1].columns["round"].tolist() == [1, 2, 3, 4, 5]
+    opened = open_runs([runs[1], run])
+    assert opened[1].columns["round"].tolist() == [1, 2, 3, 4, 5]
     sixth_round(run)
     with pytest.raises(CheckpointError, match="it has 6 rounds, and"):
         open_runs([runs[1], run]).frame()

@@ -82,9 +82,9 @@ def test_a_module_of_a_run_that_keeps_optimizers_predicts_as_its_client(tmp_path
 
 def module(made, state, client=0):
     """A client's module with a state, of which nothing may be missing or left."""
-    found = ModelModule(made.tasks[made.cohort[client]].architecture)
-    found.load_state_dict(tensors(state), strict=True)
-    return found
+    model = ModelModule(made.tasks[made.cohort[client]].architecture)
+    model.load_state_dict(tensors(state), strict=True)
+    return model
 
 
 def tensors(state):
@@ -111,9 +111,9 @@ def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_pa
         with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
             read_client_state_dict(round, 0)
         return
-    found = [correct(module(made, read_client_state_dict(round, client)), made, client) for client in range(7)]
-    assert found == round.metrics["correct"].tolist()
-    assert len(set(found)) > 1, "the clients can be told apart"
+    counts = [correct(module(made, read_client_state_dict(round, client)), made, client) for client in range(7)]
+    assert counts == round.metrics["correct"].tolist()
+    assert len(set(counts)) > 1, "the clients can be told apart"
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
@@ -136,9 +136,9 @@ def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choos
         section = {**newcomer.registered(patch), "one_model": False}
         quick_run.run(quick_run.settings(algorithm=section, training={"rounds": 1}), tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "m.npz")]) == 2
-    said = capfd.readouterr().err
-    assert "a client of Newcomer predicts with what it likes best, which is not one model" in said
-    assert "--leaf: classes, friends, mine, picked, seen, trust" in said and "--server" in said
+    stderr = capfd.readouterr().err
+    assert "a client of Newcomer predicts with what it likes best, which is not one model" in stderr
+    assert "--leaf: classes, friends, mine, picked, seen, trust" in stderr and "--server" in stderr
     assert not (tmp_path / "m.npz").exists()
 
 
@@ -224,16 +224,16 @@ def test_a_file_holds_the_clients_arrays(finished, tmp_path, suffix):
     file = tmp_path / f"model{suffix}"
     assert main(["export", str(finished), "--round", "2", "--client", "4", "-o", str(file)]) == 0
     stored = run_folder.read_clients(finished, 2, np.array([4]))["cohort0"][1]
-    found = load(file)
+    arrays = load(file)
     expected = {
         "fc1.bias": "body/fc1/bias",
         "fc1.weight": "body/fc1/weight",
         "head.bias": "head/bias",
         "head.weight": "head/weight",
     }
-    assert sorted(found) == sorted(expected)
+    assert sorted(arrays) == sorted(expected)
     for name, path in expected.items():
-        np.testing.assert_array_equal(found[name], stored[f"model/{path}"][0], strict=True)
+        np.testing.assert_array_equal(arrays[name], stored[f"model/{path}"][0], strict=True)
     assert [path.name for path in tmp_path.iterdir()] == [file.name], "nothing else is left"
 
 
@@ -249,8 +249,8 @@ def test_torch_loads_safetensors_into_the_model(finished, tmp_path):
 def test_a_library_that_is_missing_is_named(finished, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     assert main(["export", str(finished), "--client", "0", "-o", str(tmp_path / "m.safetensors")]) == 2
-    said = capfd.readouterr().err
-    assert "`pip install safetensors`" in said and ".npz" in said
+    stderr = capfd.readouterr().err
+    assert "`pip install safetensors`" in stderr and ".npz" in stderr
 
 
 def test_the_server_and_parts_are_exported_too(finished, tmp_path):
@@ -270,9 +270,9 @@ def test_the_server_and_parts_are_exported_too(finished, tmp_path):
 def test_what_is_printed_says_whose_it_is_and_how_good(finished, tmp_path, capsys):
     assert main(["export", str(finished), "--client", "5", "-o", str(tmp_path / "m.npz")]) == 0
     metrics = run_folder.read_metrics(finished, 3)
-    said = capsys.readouterr().out
-    assert "client 5 after round 3 of fedgmh, 4 arrays" in said
-    assert f"right for {metrics['correct'][5]} of the client's {metrics['total'][5]} test samples" in said
+    stdout = capsys.readouterr().out
+    assert "client 5 after round 3 of fedgmh, 4 arrays" in stdout
+    assert f"right for {metrics['correct'][5]} of the client's {metrics['total'][5]} test samples" in stdout
 
 
 def test_a_file_in_the_way_is_kept_unless_forced(finished, tmp_path, capfd):

@@ -52,12 +52,12 @@ def test_the_relative_change_by_hand(before, after, expected):
 
 
 def test_every_leaf_has_its_change_over_the_clients(finished):
-    found = changes(finished, 1, 3)
+    changed = changes(finished, 1, 3)
     states = [run_folder.read_clients(finished, number, np.arange(7))["cohort0"][1] for number in (1, 3)]
     servers = [run_folder.read_server(finished, number) for number in (1, 3)]
-    assert set(found) == {f"clients/{leaf}" for leaf in states[0]} | {f"server/{leaf}" for leaf in servers[0]}
+    assert set(changed) == {f"clients/{leaf}" for leaf in states[0]} | {f"server/{leaf}" for leaf in servers[0]}
     for leaf in states[0]:
-        change, (one, two) = found[f"clients/{leaf}"], (state[leaf] for state in states)
+        change, (one, two) = changed[f"clients/{leaf}"], (state[leaf] for state in states)
         apart = np.array([differences.relative_change(a, b) for a, b in zip(one, two, strict=True)])
         moved = [client for client in range(7) if one[client].tobytes() != two[client].tobytes()]
         assert change.clients == 7 and change.changed == len(moved) and 0 < len(moved) < 7
@@ -65,7 +65,7 @@ def test_every_leaf_has_its_change_over_the_clients(finished):
         shapes = (change.shape_before, change.shape_after)
         assert change.largest_client == int(apart.argmax()) and shapes == (one.shape, two.shape)
     for leaf in servers[0]:
-        assert found[f"server/{leaf}"].mean == differences.relative_change(servers[0][leaf], servers[1][leaf]) > 0
+        assert changed[f"server/{leaf}"].mean == differences.relative_change(servers[0][leaf], servers[1][leaf]) > 0
 
 
 def test_a_round_does_not_differ_from_itself(finished):
@@ -129,7 +129,7 @@ def test_a_good_run_is_good_and_all_of_it_was_read(finished, capfd):
     assert (code, problems) == (0, [])
     assert last.startswith(f"good: {len(files)} files, ") and last.endswith("checkpoints 0-4")
     checked = list(integrity.check(finished))
-    assert sum(one.bytes for one in checked) == sum(path.stat().st_size for path in files)
+    assert sum(checked_file.bytes for checked_file in checked) == sum(path.stat().st_size for path in files)
 
 
 def test_every_problem_is_named_once(copy, capfd):
@@ -190,7 +190,7 @@ def test_what_a_run_still_going_on_deletes_meanwhile_is_no_problem(copy):
     checking = integrity.check(copy)
     next(checking)  # the metrics
     (copy / "round_00001.h5").unlink()
-    assert not [problem for one in checking for problem in one.problems]
+    assert not [problem for checked_file in checking for problem in checked_file.problems]
 
 
 def test_a_run_without_checkpoints_has_nothing_to_verify(copy, capfd):

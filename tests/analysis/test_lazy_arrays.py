@@ -36,11 +36,11 @@ def test_every_leaf_is_an_array_over_rounds_with_named_axes(run):
 
 def test_an_index_of_any_kind_gives_what_numpy_gives(run):
     head = run.to_xarray(leaves=HEAD)[HEAD]
-    whole = head.to_numpy()
+    array = head.to_numpy()
     chosen = head.isel(round=[2, 0], client=[5, 1], feature=[3, 4, 0])
-    np.testing.assert_array_equal(chosen.to_numpy(), whole[np.ix_([2, 0], [5, 1], range(10), [3, 4, 0])])
-    np.testing.assert_array_equal(head[::-1, ::-2, 3].to_numpy(), whole[::-1, ::-2, 3])
-    np.testing.assert_array_equal(head.sel({"client": 3, "class": "4"}).to_numpy(), whole[:, 3, 4])
+    np.testing.assert_array_equal(chosen.to_numpy(), array[np.ix_([2, 0], [5, 1], range(10), [3, 4, 0])])
+    np.testing.assert_array_equal(head[::-1, ::-2, 3].to_numpy(), array[::-1, ::-2, 3])
+    np.testing.assert_array_equal(head.sel({"client": 3, "class": "4"}).to_numpy(), array[:, 3, 4])
     assert head[:0, 2:4].to_numpy().shape == (0, 2, 10, 12)
 
 

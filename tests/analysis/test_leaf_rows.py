@@ -32,9 +32,9 @@ def same(index):
         with pytest.raises(IndexError):
             ROWS[index]
         return
-    found = ROWS[index]
-    assert np.shape(found) == np.shape(expected), index
-    assert np.array_equal(found, expected), index
+    actual = ROWS[index]
+    assert np.shape(actual) == np.shape(expected), index
+    assert np.array_equal(actual, expected), index
 
 
 @given(basic_indices(SHAPE, allow_newaxis=True, allow_ellipsis=True))
@@ -67,7 +67,7 @@ _REST = st.one_of(st.integers(-4, 3), st.slices(3), _ARRAYS, _ARRAYS.map(np.arra
 
 @given(_FIRST, st.lists(_REST, max_size=3))
 def test_whatever_stands_first_beside_whatever_follows(first, rest):
-    if sum(each is ... for each in rest) <= 1:
+    if sum(item is ... for item in rest) <= 1:
         same((first, *rest))
     if not rest:
         same(first)

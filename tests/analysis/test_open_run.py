@@ -92,29 +92,29 @@ def test_a_round_gives_what_was_stored(alike_run):
         ((ids, expected),) = run_folder.read_clients(alike_run, number, everyone).values()
         assert ids.tolist() == everyone.tolist() and list(round.clients) == sorted(expected)
         for leaf, array in expected.items():
-            found = round.clients[leaf]
-            assert (dotted := leaf.replace("/", ".")) in round.clients and round.clients.get(dotted) is found
-            assert found.shape == array.shape and found.dtype == array.dtype and found.nbytes == array.nbytes
-            np.testing.assert_array_equal(np.asarray(found), array, strict=True)
-        for mine, stored in (
+            actual = round.clients[leaf]
+            assert (dotted := leaf.replace("/", ".")) in round.clients and round.clients.get(dotted) is actual
+            assert actual.shape == array.shape and actual.dtype == array.dtype and actual.nbytes == array.nbytes
+            np.testing.assert_array_equal(np.asarray(actual), array, strict=True)
+        for opened, stored in (
             (round.server, run_folder.read_server(alike_run, number)),
             (round.metrics, run_folder.read_metrics(alike_run, number)),
             (round.bytes, run_folder.read_bytes(alike_run, number)),
         ):
-            assert mine.keys() == stored.keys()
+            assert opened.keys() == stored.keys()
             for name, array in stored.items():
-                np.testing.assert_array_equal(mine[name], array, strict=True)
+                np.testing.assert_array_equal(opened[name], array, strict=True)
         assert round.digest() == run_folder.digest(alike_run, number) and round.verify() == []
 
 
 def test_only_the_shards_of_the_wanted_clients_are_read(copy):
     layout = run_folder.read_layout(copy, 4)
     rows = open_run(copy).round(4).clients["model/head/weight"]
-    whole = np.asarray(rows)
+    array = np.asarray(rows)
     for name in layout.files:
         if name != layout.files[layout.file[2]]:
             (copy / name).unlink()
-    np.testing.assert_array_equal(rows[2], whole[2])
+    np.testing.assert_array_equal(rows[2], array[2])
     with pytest.raises(CheckpointError, match="is missing"):
         np.asarray(rows)
 

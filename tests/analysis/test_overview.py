@@ -113,9 +113,9 @@ def swept(overview, tmp_path):
 
 def test_finished_cells_flow_into_the_files_and_one_of_more_seeds_stays(swept, overview):
     first, second = (cell for cell in swept.cells if (cell.row, cell.column) == ("FedAvg", "few"))
-    other = next(cell for cell in swept.cells if (cell.row, cell.column) == ("FedAvg", "many"))
+    unrelated = next(cell for cell in swept.cells if (cell.row, cell.column) == ("FedAvg", "many"))
     assert swept.add(overrides=["training.rounds=3"]) == []
-    (line,) = swept.add(other)
+    (line,) = swept.add(unrelated)
     assert (line["column"], line["ours"], line["fit"]) == ("many", "80.00", "within a point")
     assert line["state"] == "1 of 2 seeds"
     assert [line["column"] for line in swept.add(first)] == ["few", "many"], "in the order of the table"
@@ -132,10 +132,10 @@ def test_finished_cells_flow_into_the_files_and_one_of_more_seeds_stays(swept, o
 
 
 def test_a_cell_that_two_tables_have_is_taken_from_the_sweep_that_has_run_it(swept):
-    other = table_file.write(
+    second_table = table_file.write(
         swept.folder, columns={"small": {"checkpoint": {"every": 2}}}, published={"FedAvg": {"small": 80}}
     )
-    shutil.move(other, swept.folder / "papers" / "fedgmh" / "other.yaml")
+    shutil.move(second_table, swept.folder / "papers" / "fedgmh" / "other.yaml")
     swept.add(next(cell for cell in swept.cells if cell.row == "FedAvg"))
     (line,) = csv.DictReader((swept.folder / "results" / "other.csv").read_text().splitlines())
     assert (line["row"], line["column"], line["ours"], line["seeds_finished"]) == ("FedAvg", "small", "80.00", "1")

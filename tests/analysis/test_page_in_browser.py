@@ -103,21 +103,21 @@ def runs(tmp_path_factory):
 
 def test_what_is_shown_of_a_client_is_its_own(runs):
     among = name_runs([open_run(path) for path in runs])
-    accuracy, layers, samples = plot_single_clients(among, [make_run_figures(one)[0] for one in among])
-    run, other = (one.run for one in among)
+    accuracy, layers, samples = plot_single_clients(among, [make_run_figures(named)[0] for named in among])
+    run, other = (named.run for named in among)
     assert isinstance(accuracy, Curves) and isinstance(layers, Curves) and isinstance(samples, Bars)
-    curve = next(each for each in accuracy.curves if (each.label, each.client) == ("fedgmh", 3))
+    curve = next(candidate for candidate in accuracy.curves if (candidate.label, candidate.client) == ("fedgmh", 3))
     assert curve.y.tolist() == [100 * run.round(int(number)).metrics["accuracy"][3] for number in curve.x]
     counts = partition_file.read(other.path)
-    held = {label: counts.train[3, int(label)] for label in map(str, range(10)) if counts.train[3, int(label)]}
-    assert {name: count for client, _, name, part, count in samples.bars if (client, part) == (3, "training")} == held
+    own = {label: counts.train[3, int(label)] for label in map(str, range(10)) if counts.train[3, int(label)]}
+    assert {name: count for client, _, name, part, count in samples.bars if (client, part) == (3, "training")} == own
     heads = np.concatenate(
         [np.asarray(run.round(3).clients[f"model/head/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1
     )
     unit = heads / np.linalg.norm(heads, axis=1, keepdims=True)
-    others = (unit @ unit[3])[[0, 1, 2, 4, 5, 6]].mean()
-    similar = next(each for each in layers.curves if (each.label, each.client) == ("fedgmh", 3))
-    assert similar.y[layers.x_names.index("head")] == pytest.approx(others, rel=1e-6)
+    mean_similarity = (unit @ unit[3])[[0, 1, 2, 4, 5, 6]].mean()
+    similar = next(candidate for candidate in layers.curves if (candidate.label, candidate.client) == ("fedgmh", 3))
+    assert similar.y[layers.x_names.index("head")] == pytest.approx(mean_similarity, rel=1e-6)
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
@@ -126,32 +126,32 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs, tmp_pat
     text = (tmp_path / "report.html").read_text()
     (tmp_path / "page.html").write_text(with_script(text, ASKED))
     (tmp_path / "around.html").write_text(AROUND)
-    found = opened(tmp_path / "around.html", tmp_path)
+    state = opened(tmp_path / "around.html", tmp_path)
     first = open_run(runs[0])
-    assert found["errors"] == [] and len(found["drawn"]) >= 10 and all(found["drawn"]), "Vega has drawn each figure"
-    assert found["before"] == 0, "what is folded is drawn when it is opened"
-    assert found["line"][0] == "round1" and len(found["line"]) == 3, "all runs of the round"
-    for text, run in zip(found["line"][1:], (first, open_run(runs[1])), strict=True):
+    assert state["errors"] == [] and len(state["drawn"]) >= 10 and all(state["drawn"]), "Vega has drawn each figure"
+    assert state["before"] == 0, "what is folded is drawn when it is opened"
+    assert state["line"][0] == "round1" and len(state["line"]) == 3, "all runs of the round"
+    for text, run in zip(state["line"][1:], (first, open_run(runs[1])), strict=True):
         accuracy = float(text.removeprefix(run.name))
         assert accuracy == pytest.approx(100 * run.columns["accuracy_mean"][0], abs=0.05)
-    assert sorted(found["picked"]) == [0, 1], "a click in the legend hides the others"
-    assert found["scrolls"] and found["same"] and found["zoomed"], "the wheel zooms with Ctrl alone"
+    assert sorted(state["picked"]) == [0, 1], "a click in the legend hides the others"
+    assert state["scrolls"] and state["same"] and state["zoomed"], "the wheel zooms with Ctrl alone"
     counts = partition_file.read(first.path)
     label = int(np.flatnonzero(counts.train[0])[0])
-    assert found["cell"] == ["client0", f"class {label}", f"samples{counts.train[0, label]}"]
-    client = found["client"]
-    assert found["chosen"] == client, "a click on a client chooses it"
+    assert state["cell"] == ["client0", f"class {label}", f"samples{counts.train[0, label]}"]
+    client = state["client"]
+    assert state["chosen"] == client, "a click on a client chooses it"
     expected = [
         [run.name, client, number, pytest.approx(100 * run.round(number).metrics["accuracy"][client], rel=1e-4)]
         for run in (first, open_run(runs[1]))
         for number in run.rounds
         if number
     ]
-    assert [each for each in found["shown"] if each[2]] == expected
-    falling, rising = found["sorted"]
+    assert [entry for entry in state["shown"] if entry[2]] == expected
+    falling, rising = state["sorted"]
     best = sorted(f"{100 * np.nanmax(open_run(path).columns['accuracy_mean']):.2f}" for path in runs)
     assert rising == best and falling == best[::-1]
-    assert found["fetched"] == [] and found["wide"] <= 400
+    assert state["fetched"] == [] and state["wide"] <= 400
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
@@ -176,8 +176,8 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
     </script></body>"""
     (tmp_path / "page.html").write_text(with_script((tmp_path / "report.html").read_text(), chosen))
     (tmp_path / "around.html").write_text(AROUND)
-    found = opened(tmp_path / "around.html", tmp_path)
-    assert found["errors"] == [] and found["clients"] and set(found["clients"]) == {6}, found
+    state = opened(tmp_path / "around.html", tmp_path)
+    assert state["errors"] == [] and state["clients"] and set(state["clients"]) == {6}, state
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
@@ -186,9 +186,9 @@ def test_no_table_is_cut_off_at_1400_pixels(runs, tmp_path):
     text = (tmp_path / "report.html").read_text()
     (tmp_path / "page.html").write_text(with_script(text, WIDE))
     (tmp_path / "around.html").write_text(AROUND.replace('width="400"', 'width="1400"'))
-    found = opened(tmp_path / "around.html", tmp_path)
-    assert len(found["hidden"]) == 2 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
-    assert found["shown"][0] == 8 < found["shown"][1], "further columns are shown to a reader who asks, without script"
+    state = opened(tmp_path / "around.html", tmp_path)
+    assert len(state["hidden"]) == 2 and max(state["hidden"]) == 0 and state["lines"] < 40, "no row has two lines"
+    assert state["shown"][0] == 8 < state["shown"][1], "further columns are shown to a reader who asks, without script"
 
 
 def with_script(text, script):
@@ -202,6 +202,6 @@ def opened(page, folder):
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     command = [str(BROWSER), *options, "--virtual-time-budget=60000", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (said,) = re.findall(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert said, done.stdout[-2000:] + done.stderr[-2000:]
-    return dict(json.loads(unescape(said)))
+    (result,) = re.findall(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert result, done.stdout[-2000:] + done.stderr[-2000:]
+    return dict(json.loads(unescape(result)))

@@ -30,8 +30,8 @@ def run(folder, seed, name="fedavg", **training):
 def figure(among, values, percent=True):
     x = np.arange(1, 1 + max(map(len, values)))
     curves = tuple(
-        Curve(one.legend, x[: len(y)], np.array(y, float), mark=0, style=one.style, source=one.label)
-        for one, y in zip(among, values, strict=True)
+        Curve(named.legend, x[: len(y)], np.array(y, float), mark=0, style=named.style, source=named.label)
+        for named, y in zip(among, values, strict=True)
     )
     words = {"name": "a", "title": "A", "caption": "All.", "x_label": "round", "y_label": "accuracy"}
     return Curves(curves=curves, percent=percent, **words)
@@ -40,28 +40,28 @@ def figure(among, values, percent=True):
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path):
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
     plot = figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
-    found = accuracy.merge_seeds(plot, name_runs(runs))
-    assert isinstance(found, Curves) and [curve.label for curve in found.curves] == ["fedavg, 2 seeds", "local"]
-    one = found.curves[0]
-    assert one.y.tolist() == [41, 93] and one.x.tolist() == [1, 2] and one.mark == 1
+    merged = accuracy.merge_seeds(plot, name_runs(runs))
+    assert isinstance(merged, Curves) and [curve.label for curve in merged.curves] == ["fedavg, 2 seeds", "local"]
+    mean = merged.curves[0]
+    assert mean.y.tolist() == [41, 93] and mean.x.tolist() == [1, 2] and mean.mark == 1
     half = 12.7062 * np.array([1.0, 3.0])  # t of one degree of freedom, times the standard error of two
-    assert one.low is not None and one.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
-    assert one.high is not None and one.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
-    assert "their mean, with its 95 % confidence interval" in found.caption and "up to" not in found.caption
+    assert mean.low is not None and mean.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
+    assert mean.high is not None and mean.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
+    assert "their mean, with its 95 % confidence interval" in merged.caption and "up to" not in merged.caption
 
 
 def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_are_averaged(tmp_path):
     runs = [run(tmp_path / "x" / "0", 0), run(tmp_path / "x" / "1", 1), run(tmp_path / "y", 0, "local")]
-    for one, count in zip(runs, (3, 2, 3), strict=True):
+    for seed_run, count in zip(runs, (3, 2, 3), strict=True):
         zeros = {name: np.zeros(count) for name in ("wire_up_bytes", "wire_down_bytes", "down_bytes", "seconds")}
-        ones = {"accuracy_mean": np.ones(count), "up_bytes": np.ones(count)}
-        vars(one)["columns"] = {"round": np.arange(1, 1 + count), **zeros, **ones}
-        vars(one)["rounds"] = []
+        unit_columns = {"accuracy_mean": np.ones(count), "up_bytes": np.ones(count)}
+        vars(seed_run)["columns"] = {"round": np.arange(1, 1 + count), **zeros, **unit_columns}
+        vars(seed_run)["rounds"] = []
     groups = group_by_seed(name_runs(runs))
     (line,) = describe_unequal_lengths(groups)
     assert line.startswith("fedavg: its seeds have 2 and 3 rounds; tables have the mean over the end of each")
-    found = accuracy.merge_seeds(figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), name_runs(runs))
-    assert found.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
+    merged = accuracy.merge_seeds(figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), name_runs(runs))
+    assert merged.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
     sent, *_ = figures.make_round_figures(groups)
     assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
     assert "local:" not in sent.caption
@@ -69,17 +69,17 @@ def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_ar
 
 def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):
     runs = [run(tmp_path / "x" / "0", 0), run(tmp_path / "x" / "1", 1), run(tmp_path / "y", 0, "local")]
-    for place, one in enumerate(runs):
+    for place, seed_run in enumerate(runs):
         columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.2 * (place + 1)])}
         columns |= {"up_bytes": np.array([1024, 2048 * place]), "down_bytes": np.zeros(2, int)}
         columns |= {"wire_up_bytes": np.zeros(2, int), "wire_down_bytes": np.zeros(2, int)}
         columns |= {"seconds": np.ones(2), "exchange_seconds": np.zeros(2)}
         clients = {1: np.array([0.1, 0.1]), 2: np.array([0.2, 0.2]) * (place + 1)}
-        vars(one).update(columns=columns, _accuracies=clients)
+        vars(seed_run).update(columns=columns, _accuracies=clients)
     groups = group_by_seed(name_runs(runs))
     assert [group.title for group in groups] == ["fedavg, 2 seeds", "local"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "read_main_by_round", lambda one, _: vars(one)["_accuracies"])
+        patch.setattr(accuracy, "read_main_by_round", lambda seed_run, _: vars(seed_run)["_accuracies"])
         (plot,) = accuracy.plot_bands(groups, 1)
     ((label, part),) = plot.parts
     assert (
@@ -95,10 +95,10 @@ def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_ma
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path):
     runs = name_runs([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
-    found = accuracy.merge_seeds(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
-    assert isinstance(found, Curves)
-    one = found.curves[0]
-    assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
+    merged = accuracy.merge_seeds(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
+    assert isinstance(merged, Curves)
+    mean = merged.curves[0]
+    assert mean.y.tolist() == [np.inf, 3.0] and mean.low is not None and np.isfinite(mean.low).tolist() == [False, True]
 
 
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path):
@@ -114,9 +114,9 @@ def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_
 def test_deviations_do_not_leave_the_scale(tmp_path):
     config = {"training": {"rounds": 2}}
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
-    one = Run(tmp_path, config, "a")
-    one.__dict__["columns"] = columns
-    plot = accuracy.plot_main_measure(name_runs([one]))
+    opened = Run(tmp_path, config, "a")
+    opened.__dict__["columns"] = columns
+    plot = accuracy.plot_main_measure(name_runs([opened]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])
@@ -127,8 +127,8 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread, equa
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = diagnostics.find_only_value((panel,), hide_diagonal=True)
-    assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
+    value = diagnostics.find_only_value((panel,), hide_diagonal=True)
+    assert (value is not None) == equal and (not equal or value == pytest.approx(0.01))
     assert diagnostics.find_only_value((panel,), hide_diagonal=False) is None
 
 
@@ -138,8 +138,8 @@ def test_few_class_vectors_have_no_t_sne(count, figures, monkeypatch):
     class_means = Cloud("round 1", points, classes, np.full(count, -1))
     monkeypatch.setattr(diagnostics, "read_known_vectors", lambda *_: class_means)
     monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
-    found = diagnostics.plot_projections([SimpleNamespace(class_names=[])] * 2, "a", ClassVectors(title="Class means"))
-    assert len(found) == figures
+    plots = diagnostics.plot_projections([SimpleNamespace(class_names=[])] * 2, "a", ClassVectors(title="Class means"))
+    assert len(plots) == figures
 
 
 def pairs(name, values):
@@ -154,23 +154,23 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9], [9, 0]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = pairs("a", np.arange(16.0).reshape(4, 4))
-    found = sort_by_class(matrix, Run(tmp_path, {}, "a"))
-    assert isinstance(found, Matrices)
-    (panel,) = found.panels
+    sorted_plot = sort_by_class(matrix, Run(tmp_path, {}, "a"))
+    assert isinstance(sorted_plot, Matrices)
+    (panel,) = sorted_plot.panels
     assert panel.rows == panel.columns == [1, 3, 0, 2] and panel.values[0].tolist() == [5, 7, 4, 6]
-    other = replace(matrix, column_label="class")
-    assert sort_by_class(other, Run(tmp_path, {}, "a")) is other
+    unsorted = replace(matrix, column_label="class")
+    assert sort_by_class(unsorted, Run(tmp_path, {}, "a")) is unsorted
 
 
 def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path):
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = replace(pairs("critical", np.arange(9.0).reshape(3, 3)), choices=True)
-    found = sort_by_class(matrix, Run(tmp_path, {}, "a"))
-    assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
-    assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
-    other = sort_by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
-    assert isinstance(other, Matrices) and other.panels[0].rows == [1, 0, 2]
+    sorted_plot = sort_by_class(matrix, Run(tmp_path, {}, "a"))
+    assert isinstance(sorted_plot, Matrices) and sorted_plot.panels[0].rows == [1, 2]
+    assert sorted_plot.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in sorted_plot.caption
+    without_choices = sort_by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
+    assert isinstance(without_choices, Matrices) and without_choices.panels[0].rows == [1, 0, 2]
 
 
 def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each_label():
@@ -190,8 +190,8 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
         value_label="beta",
         panels=(Panel("", np.full((2, 2), 0.25), range(2), [1, 2]),),
     )
-    other = replace(beta, panels=(Panel("", np.full((2, 2), 0.75), range(2), [1, 2]),))
-    runs = [("a", [cosines("Mean. Few.", body=1, head=2), beta]), ("b", [cosines("Mean.", head=9), other])]
+    beta_of_b = replace(beta, panels=(Panel("", np.full((2, 2), 0.75), range(2), [1, 2]),))
+    runs = [("a", [cosines("Mean. Few.", body=1, head=2), beta]), ("b", [cosines("Mean.", head=9), beta_of_b])]
     together, rest = make_multiples([*runs, ("c", [Missing("x", "y")])])
     assert [plot.name for plot in together] == ["layer_cosines_over_rounds_of_runs", "beta_of_runs"]
     assert [len(figures) for figures in rest] == [0, 0, 1] and together[0].caption == "Mean. a: Few."
@@ -212,22 +212,22 @@ def test_what_single_runs_lack_is_said_in_one_line():
 
 
 def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
-    def held(folder, first):
-        one = run(tmp_path / folder, 0)
-        partition_file.write(one.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
-        return one
+    def with_counts(folder, first):
+        item = run(tmp_path / folder, 0)
+        partition_file.write(item.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
+        return item
 
-    (one,) = plot_partitions(name_runs([held("a", 3), held("b", 3)]), 1)
-    assert isinstance(one, Matrices) and (one.name, one.title) == ("partition", "The partition")
-    runs = name_runs([held("a", 3), held("b", 3), held("c", 4), run(tmp_path / "d", 0)])
-    shown, other, none = plot_partitions(runs, 3)
-    a, b, c, d = (one.label for one in runs)
+    (item,) = plot_partitions(name_runs([with_counts("a", 3), with_counts("b", 3)]), 1)
+    assert isinstance(item, Matrices) and (item.name, item.title) == ("partition", "The partition")
+    runs = name_runs([with_counts("a", 3), with_counts("b", 3), with_counts("c", 4), run(tmp_path / "d", 0)])
+    shown, third, none = plot_partitions(runs, 3)
+    a, b, c, d = (item.label for item in runs)
     assert isinstance(shown, Matrices) and (shown.name, shown.title) == ("partition", f"The partition of {a}, {b}")
-    assert isinstance(other, Matrices) and (other.name, other.title) == ("partition", f"The partition of {c}")
-    assert other.panels[0].values[0, 0] == 4
+    assert isinstance(third, Matrices) and (third.name, third.title) == ("partition", f"The partition of {c}")
+    assert third.panels[0].values[0, 0] == 4
     assert isinstance(none, Missing) and none.title == f"The partition of {d}"
-    first, *others = plot_partitions(runs, 1)
+    first, *rest = plot_partitions(runs, 1)
     assert first.title == shown.title, "others differ that are not shown"
-    assert [(type(one), one.title) for one in others] == [
-        (Missing, f"The partition of {one.label}") for one in runs[2:]
+    assert [(type(item), item.title) for item in rest] == [
+        (Missing, f"The partition of {item.label}") for item in runs[2:]
     ], "and are named"

@@ -61,15 +61,15 @@ def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it():
     layers.append(layers[0] @ rng.normal(size=(3, 4)))
     grams = [layer @ layer.T for layer in layers]
     expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in grams] for a in grams]
-    found = compute_cka(np.stack([u_center(gram) for gram in grams]))
-    assert found == pytest.approx(np.array(expected), abs=1e-12)
+    cka = compute_cka(np.stack([u_center(gram) for gram in grams]))
+    assert cka == pytest.approx(np.array(expected), abs=1e-12)
 
 
 def test_cka_does_not_see_rotations_scales_and_shifts():
     rng = np.random.default_rng(1)
     layer = rng.normal(size=(12, 6))
     turned = 3 * layer @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
-    assert compute_cka(np.stack([u_center(one @ one.T) for one in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
+    assert compute_cka(np.stack([u_center(out @ out.T) for out in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
 
 
 def test_wide_unrelated_layers_are_not_called_alike():
@@ -81,9 +81,9 @@ def test_wide_unrelated_layers_are_not_called_alike():
 
 
 def test_a_layer_whose_output_is_constant_has_no_cka():
-    constant, other = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
-    found = compute_cka(np.stack([u_center(_compute_gram_matrix(output)) for output in (constant, other)]))
-    assert np.isnan(found[0]).all() and found[1, 1] == pytest.approx(1)
+    constant, random = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
+    cka = compute_cka(np.stack([u_center(_compute_gram_matrix(output)) for output in (constant, random)]))
+    assert np.isnan(cka[0]).all() and cka[1, 1] == pytest.approx(1)
     assert not u_center(np.full((9, 9), 0.1)).any()
 
 
@@ -115,19 +115,19 @@ def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules():
             part.register_forward_hook(lambda _, __, output, path=path: expected.update({path: output.clone()}))
     with torch.no_grad():
         module(x)
-    found = {layer.removeprefix("body/").replace("/", ".").replace("head", "fc"): out for layer, out in seen.items()}
-    assert found.keys() == expected.keys()
+    computed = {layer.removeprefix("body/").replace("/", ".").replace("head", "fc"): out for layer, out in seen.items()}
+    assert computed.keys() == expected.keys()
     for path in expected:
-        torch.testing.assert_close(found[path], expected[path], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(computed[path], expected[path], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_clients_with_every_kind_of_model_can_be_compared(case, tmp_path):
     quick_run.run(quick_run.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
     assert probe(tmp_path / "run") == 0
-    found = probe_file.read(tmp_path / "run", 2)
-    assert list(found.layers) == ["body/fc1", "head"]
-    for layer in found.layers.values():
+    stored = probe_file.read(tmp_path / "run", 2)
+    assert list(stored.layers) == ["body/fc1", "head"]
+    for layer in stored.layers.values():
         assert layer.clients.tolist() == list(range(7))
         assert np.diag(layer.cka) == pytest.approx(np.ones(7))
         assert np.array_equal(layer.cka, layer.cka.T) and (abs(layer.cka) <= 1 + 1e-6).all()
@@ -153,10 +153,10 @@ def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(l
 
 def test_the_figures_are_those_of_the_definition_on_the_same_samples(local):
     assert probe(local, "--round", "2", "--clients", "3") == 0
-    found = probe_file.read(local, 2)
+    stored = probe_file.read(local, 2)
     made = reopen(local, [], torch.device("cpu"))
     samples = probe_samples(made.federation, 40, 3)
-    assert found.samples == len(samples) == 40
+    assert stored.samples == len(samples) == 40
     assert np.isin(samples, np.concatenate(made.federation.test)).all()
     x = made.tasks[0].prepare(torch.tensor(made.federation.dataset.images[samples])).flatten(1).double().numpy()
     state = open_run(local).round(2).clients
@@ -167,8 +167,8 @@ def test_the_figures_are_those_of_the_definition_on_the_same_samples(local):
         head, shift = (state[f"model/head/{name}"][client].astype(np.float64) for name in ("weight", "bias"))
         grams.append((z @ head.T + shift) @ (z @ head.T + shift).T)
     expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in grams] for a in grams]
-    assert found.layers["head"].clients.tolist() == [0, 3, 6]
-    assert found.layers["head"].cka == pytest.approx(np.array(expected), abs=1e-4)
+    assert stored.layers["head"].clients.tolist() == [0, 3, 6]
+    assert stored.layers["head"].cka == pytest.approx(np.array(expected), abs=1e-4)
 
 
 def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path):
@@ -194,20 +194,20 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local):
     upper = newest.layers["head"].cka[np.triu_indices(7, 1)]
     last = curves.curves[1]
     assert last.low is not None and last.high is not None and curves.curves[0].low is None
-    found = [last.low[1], last.y[1], last.high[1]]
-    assert found == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
+    quantiles = [last.low[1], last.y[1], last.high[1]]
+    assert quantiles == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
     assert main(["inspect", str(local), "--verify"]) == 0
 
 
 def test_a_probe_says_which_classes_the_models_of_all_clients_take_for_which(local):
     assert probe(local, "--clients", "2") == 0
     checkpoint = open_run(local).round()
-    found = probe_file.read(local, checkpoint.number).confusion
-    for name, of_class in (("hits", np.diag(found)), ("predicted", found.sum(0))):
+    confusion = probe_file.read(local, checkpoint.number).confusion
+    for name, of_class in (("hits", np.diag(confusion)), ("predicted", confusion.sum(0))):
         assert np.array_equal(checkpoint.metric(name).sum(0), of_class), name
-    assert np.array_equal(found.sum(1), open_run(local).counts.test.sum(0))
+    assert np.array_equal(confusion.sum(1), open_run(local).counts.test.sum(0))
     plot = clients.plot_confusion(open_run(local))
-    assert plot.panels[0].values == pytest.approx(100 * found / found.sum(1, keepdims=True), nan_ok=True)
+    assert plot.panels[0].values == pytest.approx(100 * confusion / confusion.sum(1, keepdims=True), nan_ok=True)
     assert "confusion" in open_run(local).figures.all()
 
 
@@ -241,8 +241,8 @@ def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(tmp_path, capfd
     path.write_bytes(content)
     assert main(["inspect", str(run), "--verify"]) == 2
     assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 1
-    said = capfd.readouterr().err
-    assert f"{path} is damaged" in said and f"pflmpi probe {run} --round 1" in said
+    stderr = capfd.readouterr().err
+    assert f"{path} is damaged" in stderr and f"pflmpi probe {run} --round 1" in stderr
     assert (tmp_path / "report/figures/01-fedgmh/layer_cosines.csv").exists()
     assert probe(run) == 0 and main(["inspect", str(run), "--verify"]) == 0
 

@@ -59,8 +59,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     quick_run.run(quick_run.settings(), folder / "gmh")
     quick_run.run(quick_run.settings(algorithm={"name": "local"}), folder / "local")
-    other = {"name": "exdir", "clients": 5, "classes_per_client": 3, "alpha": 0.7, "min_samples": 4}
-    quick_run.run(quick_run.settings(partition=other, training={"rounds": 1}), folder / "other")
+    partition = {"name": "exdir", "clients": 5, "classes_per_client": 3, "alpha": 0.7, "min_samples": 4}
+    quick_run.run(quick_run.settings(partition=partition, training={"rounds": 1}), folder / "other")
     return folder
 
 
@@ -86,7 +86,7 @@ def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported):
     elements = Elements(text).found
     assert not {tag for tag, _ in elements} & NOTHING_MORE
     assert not [attributes for tag, attributes in elements if tag == "script" and "src" in attributes]
-    (policy,) = (each["content"] for tag, each in elements if tag == "meta" and "http-equiv" in each)
+    (policy,) = (attrs["content"] for tag, attrs in elements if tag == "meta" and "http-equiv" in attrs)
     assert policy and "default-src 'none'" in policy and "http" not in policy
     targets = [value or "" for _, attributes in elements for name, value in attributes.items() if name.endswith("href")]
     files = [target for target in targets if not target.startswith(("#", "data:image/png;base64,"))]
@@ -107,9 +107,9 @@ def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_tou
     (tmp_path / "figures" / "01-fedgmh" / "mine.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["report", str(runs / "other"), "--out", str(tmp_path)]) == 0
-    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     targets = re.findall(r'href="(figures/[^"]+)"', (tmp_path / "report.html").read_text())
-    assert there == {"report.html", "runs.csv", "notes.txt", "figures/01-fedgmh/mine.png", *targets}
+    assert files == {"report.html", "runs.csv", "notes.txt", "figures/01-fedgmh/mine.png", *targets}
     assert not (tmp_path / "figures" / "02-local").exists()
 
 
@@ -118,7 +118,7 @@ def test_every_figure_has_words_for_those_who_do_not_see_it(runs, tmp_path):
     elements = Elements((tmp_path / "report.html").read_text()).found
     drawings = [attributes for _, attributes in elements if "data-chart" in attributes]
     assert len(drawings) >= 8 and len(drawings) == [tag for tag, _ in elements].count("svg")
-    assert all(one["role"] == "img" and len(one["aria-label"] or "") > 15 for one in drawings)
+    assert all(drawing["role"] == "img" and len(drawing["aria-label"] or "") > 15 for drawing in drawings)
 
 
 def test_text_follows_the_page_and_colours_are_its_variables(reported):
@@ -146,7 +146,7 @@ def test_a_page_needs_no_evaluation_of_texts_and_has_the_script_of_figures_once(
 def test_the_data_of_a_chart_on_the_page_are_those_of_its_table(reported):
     text = (reported / "report.html").read_text()
     (packed,) = re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)
-    (chart,) = (each for each in json.loads(packed) if each["description"].startswith("Accuracy over rounds"))
+    (chart,) = (spec for spec in json.loads(packed) if spec["description"].startswith("Accuracy over rounds"))
     data = chart["data"]
     shown = [
         (data["series"]["texts"][series], x, y)
@@ -309,14 +309,14 @@ def test_values_of_clients_from_an_older_checkpoint_are_said_to_be(damage, runs,
     path = Path(shutil.copytree(runs / "gmh", tmp_path / "run"))
     assert open_run(path).notes == []
     damage(path)
-    run, said = open_run(path), "values of clients are those of round 2"
+    run, note = open_run(path), "values of clients are those of round 2"
     values = run.final(run.main_measure)
     assert values is not None and values.tolist() == run.round(2).metrics["accuracy"].tolist()
-    assert run.notes[-1] == said and "round_00003.h5 is damaged" in run.notes[-2]
+    assert run.notes[-1] == note and "round_00003.h5 is damaged" in run.notes[-2]
     assert main(["compare", str(path), str(runs / "local")]) == 0
-    assert f"fedgmh: {said}" in " ".join(capfd.readouterr().out.split())
+    assert f"fedgmh: {note}" in " ".join(capfd.readouterr().out.split())
     assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 1
-    assert f"fedgmh: {said}." in (tmp_path / "out" / "report.html").read_text()
+    assert f"fedgmh: {note}." in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_nothing_to_report_ends_with_2(runs, tmp_path, capfd):
@@ -406,9 +406,9 @@ def test_pictures_are_made_where_they_are_asked_for(runs, tmp_path):
 
 def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs, tmp_path):
     heavy = "altair", "sklearn", "scipy", "torch", "pandas", "PIL"
-    said = f"print(main(sys.argv[1:]), *[name for name in {heavy} if name in sys.modules])"
+    statement = f"print(main(sys.argv[1:]), *[name for name in {heavy} if name in sys.modules])"
     words = ["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]
-    code = f"import sys; from pflmpi.cli import main; {said}"
+    code = f"import sys; from pflmpi.cli import main; {statement}"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0"
 
@@ -429,9 +429,9 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     monkeypatch.setattr(verify, "checkpoint", look)
     monkeypatch.setattr(checked_hdf5, "read_dataset", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
-    for one in among:
-        assert find_damage(one) == []
-        assert read_main_by_round(one, one.main_measure) and make_run_figures(name_runs([one])[0])
+    for opened in among:
+        assert find_damage(opened) == []
+        assert read_main_by_round(opened, opened.main_measure) and make_run_figures(name_runs([opened])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read
 
@@ -443,7 +443,7 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
 def test_a_round_that_is_pruned_while_a_report_is_made_is_no_damage(place, name, runs, tmp_path, monkeypatch):
     """It is listed, and gone when it is read, as in a run that is being written."""
     run, read = open_run(shutil.copytree(runs / "gmh", tmp_path / "run")), getattr(place, name)
-    first, *others = run.rounds
+    first, *later_rounds = run.rounds
 
     def prune_and_read(*args, **options):
         round_path(run.path, first).unlink(missing_ok=True)
@@ -453,4 +453,4 @@ def test_a_round_that_is_pruned_while_a_report_is_made_is_no_damage(place, name,
     assert find_damage(run) == []
     plots, problems = make_run_figures(name_runs([run])[0])
     assert problems == [] and not any(isinstance(plot, Missing) and "is missing" in plot.why for plot in plots)
-    assert run.rounds == others
+    assert run.rounds == later_rounds

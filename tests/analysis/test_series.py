@@ -31,13 +31,13 @@ def written(folder, lines, algorithm="fedavg"):
 def trained(tmp_path_factory):
     """FedAvg and local training with the same clients, and local training with others; the last two checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
-    found = {}
+    runs = {}
     for name, algorithm, seed in (("fedavg", "fedavg", 3), ("local", "local", 3), ("other", "local", 4)):
         quick_run.run(
             quick_run.settings(algorithm={"name": algorithm}, checkpoint={"keep": 2}, seed=seed), folder / name
         )
-        found[name] = open_run(folder / name)
-    return found
+        runs[name] = open_run(folder / name)
+    return runs
 
 
 def curves(plot):
@@ -112,15 +112,15 @@ def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path):
 def test_runs_of_one_algorithm_are_told_apart_by_their_folders(tmp_path):
     paths = ["x/seed0", "x/seed1", "y/seed0"]
     runs = [written(tmp_path / path, [], name) for path, name in zip(paths, ("ditto", "ditto", "local"), strict=True)]
-    assert [one.label for one in name_runs(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
-    assert [one.style for one in name_runs(runs)] == [0, 1, 2]
+    assert [named.label for named in name_runs(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
+    assert [named.style for named in name_runs(runs)] == [0, 1, 2]
 
 
 def test_many_runs_share_the_legend_of_their_algorithm(tmp_path):
     runs = [written(tmp_path / str(i), [], "ditto" if i % 2 else "local") for i in range(13)]
     among = name_runs(runs)
-    assert len({one.label for one in among}) == 13
-    assert {(one.legend, one.style) for one in among} == {("local", 0), ("ditto", 1)}
+    assert len({named.label for named in among}) == 13
+    assert {(named.legend, named.style) for named in among} == {("local", 0), ("ditto", 1)}
 
 
 def test_rounds_are_spread_evenly_with_both_ends():
@@ -228,8 +228,8 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
         return run
 
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
-    others = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
-    runs = name_runs([*alone, *others])
+    fedavg = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
+    runs = name_runs([*alone, *fedavg])
     gains = [line["gain over local"] for line in summary.summarize_runs(runs)]
     assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
     plots = clients.plot_against_local(runs)
@@ -263,10 +263,10 @@ def test_a_run_without_its_partition_says_so(tmp_path):
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained, tmp_path):
     run = trained["local"]
-    found = summary.summarize_run(run)
+    row = summary.summarize_run(run)
     mean = 100 * run.columns["accuracy_mean"]
-    assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
-    assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
-    assert (found["rounds"], found["of"]) == (3, 3)
+    assert (row["best (%)"], row["in round"], row["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
+    assert row["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
+    assert (row["rounds"], row["of"]) == (3, 3)
     empty = summary.format_line(summary.summarize_run(written(tmp_path / "new", [])))
     assert [*empty.values()][:7] == ["0", "20", "", "", "", "", ""]

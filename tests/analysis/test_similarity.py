@@ -29,15 +29,15 @@ def made(folder, name, **sections):
 
 
 def matrices(checkpoints):
-    found = similarity.plot_cosines(checkpoints)[0]
-    assert isinstance(found, Matrices), found
-    return found
+    plot = similarity.plot_cosines(checkpoints)[0]
+    assert isinstance(plot, Matrices), plot
+    return plot
 
 
 def curves(checkpoints):
-    found = similarity.plot_cosines(checkpoints)[1]
-    assert isinstance(found, Curves), found
-    return found
+    plot = similarity.plot_cosines(checkpoints)[1]
+    assert isinstance(plot, Curves), plot
+    return plot
 
 
 def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_path):
@@ -103,5 +103,5 @@ def test_of_large_models_few_clients_and_rounds_are_read(folder, monkeypatch):
     plot = curves(checkpoints)
     assert "3 of 7 clients, evenly spaced." in plot.caption
     assert plot.curves[0].x.tolist() == [0, 2, 3]
-    whole = matrices(checkpoints).panels[0].values
-    assert plot.curves[0].y[2] == pytest.approx(whole[[0, 0, 3], [3, 6, 6]].mean())
+    cosines = matrices(checkpoints).panels[0].values
+    assert plot.curves[0].y[2] == pytest.approx(cosines[[0, 0, 3], [3, 6, 6]].mean())

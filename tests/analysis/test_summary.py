@@ -58,12 +58,12 @@ def test_the_cost_until_a_target_is_that_of_the_rounds_to_the_first_that_reaches
 
 
 def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_path):
-    run, whole = written(tmp_path / "lost", ACCURACY, lost=2), written(tmp_path / "whole", ACCURACY)
+    run, complete = written(tmp_path / "lost", ACCURACY, lost=2), written(tmp_path / "whole", ACCURACY)
     assert run.verified_metrics.notes[0] == "metrics of round 1-2 are lost: totals, and costs to a target, are unknown"
     for name in ("participants", "up_bytes", "wire_down_bytes", "seconds"):
-        np.testing.assert_array_equal(run.columns[name], [np.nan, np.nan, *whole.columns[name][2:]])
+        np.testing.assert_array_equal(run.columns[name], [np.nan, np.nan, *complete.columns[name][2:]])
     assert run.cost_to(0.8) is None and run.cost_to(0.91) is None
-    lines = summarize_runs(runs := name_runs([run, whole]), [0.8])
+    lines = summarize_runs(runs := name_runs([run, complete]), [0.8])
     unknown = [name for name, text in format_line(lines[0]).items() if not text and format_line(lines[1])[name]]
     totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
     assert unknown == totals, "and nothing else"
@@ -258,9 +258,9 @@ def test_a_table_with_a_target_says_what_it_took(tmp_path):
         config_file.write(cell.run(tmp_path), yaml.safe_dump(config | {"seed": cell.seed}))
         cell.raw["training"] = {"rounds": 5}
         cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
-    found = compute_entries(table, listed, tmp_path)
-    assert [(cost.rounds, cost.up_bytes) for cost in found[0].costs] == [(3, 30)]
-    text = format_markdown(table, found, [])
+    entries = compute_entries(table, listed, tmp_path)
+    assert [(cost.rounds, cost.up_bytes) for cost in entries[0].costs] == [(3, 30)]
+    text = format_markdown(table, entries, [])
     assert "rounds to an accuracy of 80 %, of the seeds that reach it:" in text and "| FedAvg | 3.00 |" in text
-    header, line = format_entries_csv(table, found).splitlines()
+    header, line = format_entries_csv(table, entries).splitlines()
     assert dict(zip(header.split(","), line.split(","), strict=True))["seeds_at_target"] == "1"

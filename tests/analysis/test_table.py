@@ -235,9 +235,9 @@ def test_what_a_configuration_leaves_to_the_run_and_where_its_files_lie_is_no_di
         "evaluation": {"measures": ["rmse"]},
         "algorithm": {"name": "/there/mine.py:Mine", "parts": ["body", "head"], "weighting": "samples"},
     }
-    given = {"data": {"path": "mine.csv"}, "algorithm": {"name": "/here/mine.py:Mine", "parts": ("body", "head")}}
-    assert find_different_option(run, given) == ""
-    assert find_different_option(run, given | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
+    raw = {"data": {"path": "mine.csv"}, "algorithm": {"name": "/here/mine.py:Mine", "parts": ("body", "head")}}
+    assert find_different_option(run, raw) == ""
+    assert find_different_option(run, raw | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
 
 
 def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, capsys):
@@ -367,18 +367,18 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
     ],
 )
 def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours, published, expected, tmp_path):
-    one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
+    entry = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
-    (line,) = csv.DictReader(format_entries_csv(table, [one]).splitlines())
+    (line,) = csv.DictReader(format_entries_csv(table, [entry]).splitlines())
     assert line["fit"] == expected
-    assert format_tables(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    assert format_tables(table, [entry])[0].rows[0][1].endswith(f", {expected})")
     alone = format_tables(table, [an_entry("FedAvg", ours=Value(ours, 0.1))])
-    assert "(published, " in format_tables(table, [one])[0].caption and not any(
-        "published" in one.caption for one in alone
+    assert "(published, " in format_tables(table, [entry])[0].caption and not any(
+        "published" in entry.caption for entry in alone
     )
     losses, _ = small(tmp_path, metric="train_loss")
-    (line,) = csv.DictReader(format_entries_csv(losses, [one]).splitlines())
-    assert line["fit"] == "" and expected not in format_tables(losses, [one])[0].rows[0][1]  # no points
+    (line,) = csv.DictReader(format_entries_csv(losses, [entry]).splitlines())
+    assert line["fit"] == "" and expected not in format_tables(losses, [entry])[0].rows[0][1]  # no points
 
 
 def test_a_row_of_latex_does_not_begin_with_what_the_command_before_takes():

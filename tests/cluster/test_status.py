@@ -95,21 +95,21 @@ def test_a_job_is_read_as_squeue_prints_it():
 
 def test_an_array_is_read_task_by_task_and_what_waits_comes_last():
     lines = [fake_slurm.line(id) for id in ("3_[2,4-5%2]", "3_10", "3_1", "2")]
-    found = jobs.parse_queue("".join(["CLUSTER: far\n", *lines]).encode())
-    assert [one.id for one in found] == ["2", "3_1", "3_10", "3_[2,4-5%2]"]
-    assert [one.tasks for one in found] == [[], [1], [10], [2, 4, 5]]
-    assert [one.array for one in found] == ["", "3", "3", "3"]
-    assert found[-1].log is None, "tasks that wait together have no log"
+    queued = jobs.parse_queue("".join(["CLUSTER: far\n", *lines]).encode())
+    assert [queued_job.id for queued_job in queued] == ["2", "3_1", "3_10", "3_[2,4-5%2]"]
+    assert [queued_job.tasks for queued_job in queued] == [[], [1], [10], [2, 4, 5]]
+    assert [queued_job.array for queued_job in queued] == ["", "3", "3", "3"]
+    assert queued[-1].log is None, "tasks that wait together have no log"
 
 
 def test_a_job_is_read_as_sacct_prints_it():
     times = "00:10:00|UNLIMITED|2030-01-02T14:53:04"
     text = f"12|12|CANCELLED by 1000|2|node[1-2]|75:0|{times}|cpu=4,mem=1G|01:02.345|/home/me\n"
     text += f"12.batch|12.batch|CANCELLED|1|node1|0:0|{times}|cpu=2|00:02|/home/me\n"
-    (found,) = jobs.parse_accounted(text.encode())
-    assert (found.allocated, found.cpu_seconds) == ({"cpu": "4", "mem": "1G"}, 62)
-    assert (found.state, found.nodes, found.exit_code, found.seconds) == ("CANCELLED", "2", 75, 600.0)
-    assert (found.limit, found.directory, found.restarts) == (None, "/home/me", 0)
+    (accounted,) = jobs.parse_accounted(text.encode())
+    assert (accounted.allocated, accounted.cpu_seconds) == ({"cpu": "4", "mem": "1G"}, 62)
+    assert (accounted.state, accounted.nodes, accounted.exit_code, accounted.seconds) == ("CANCELLED", "2", 75, 600.0)
+    assert (accounted.limit, accounted.directory, accounted.restarts) == (None, "/home/me", 0)
 
 
 def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path):
@@ -156,14 +156,14 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
     assert job_file.compute_usage(tmp_path) is None
     used(tmp_path, 12, "x", 0, 1800, 7200, gpus=4)
     used(tmp_path, 13, "y", 5000, 6800, 0)
-    both = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
-    assert str(job_file.compute_usage(tmp_path)) == f"{both}; job 12 (0 restarts), 13 (0 restarts) on a, b"
+    usage = "2.00 node hours, 8.00 core hours (25% busy), 2.00 GPU hours"  # 2 of 8
+    assert str(job_file.compute_usage(tmp_path)) == f"{usage}; job 12 (0 restarts), 13 (0 restarts) on a, b"
     used(tmp_path, 14, "z", 9000)
-    assert str(job_file.compute_usage(tmp_path)).startswith(f"{both}, without 1 start whose end is unknown; job 12")
+    assert str(job_file.compute_usage(tmp_path)).startswith(f"{usage}, without 1 start whose end is unknown; job 12")
     for torn in ('{"token": "z"', '{"token": 3, "ended": 1}', '{"token": "z", "ended": "long ago"}', "[]"):
         with (tmp_path / "jobs.txt").open("a") as file:
             file.write(f"14 0 a {torn}\n")
-    assert str(job_file.compute_usage(tmp_path)).startswith(f"{both}, without 1 start")
+    assert str(job_file.compute_usage(tmp_path)).startswith(f"{usage}, without 1 start")
     used(tmp_path, 15, "killed", 20000, 21800)
     share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
     assert str(job_file.compute_usage(tmp_path)).startswith(share)
@@ -189,7 +189,7 @@ def test_an_unlimited_time_is_none(text):
 
 def test_a_run_that_is_deleted_meanwhile_is_none(run, tmp_path, monkeypatch):
     copy, read = shutil.copytree(run, tmp_path / "run"), verify.metrics
-    monkeypatch.setattr(verify, "metrics", lambda *given: (read(*given), metrics_file.path(copy).unlink())[0])
+    monkeypatch.setattr(verify, "metrics", lambda *arguments: (read(*arguments), metrics_file.path(copy).unlink())[0])
     assert read_run_status(copy) is None
 
 
@@ -663,7 +663,7 @@ def test_filters_in_the_environment_hide_no_jobs(fake, monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     fake_slurm.queue(fake, fake_slurm.line("12"))
     fake_slurm.program("squeue", f'[ -z "$SQUEUE_PARTITION" ] && /bin/cat {fake}/queue', fake)
-    assert [one.id for one in jobs.query_queue(os.environ)] == ["12"]
+    assert [queued_job.id for queued_job in jobs.query_queue(os.environ)] == ["12"]
 
 
 def test_status_imports_no_torch():

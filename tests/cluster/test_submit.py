@@ -79,12 +79,12 @@ def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
 
 
 def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capfd):
-    others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
-    assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=20", "small.yaml", "--", *others]) == 0
+    sbatch_options = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
+    assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=20", "small.yaml", "--", *sbatch_options]) == 0
     lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=mine" in lines
     assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
-    assert (folder / "words").read_text().splitlines()[-len(others) :] == others
+    assert (folder / "words").read_text().splitlines()[-len(sbatch_options) :] == sbatch_options
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
 
 

@@ -40,14 +40,14 @@ def told(capfd, first, second, *words):
 
 
 def test_the_same_bits_on_other_ranks_are_the_same(runs, tmp_path, capfd):
-    other = shutil.copytree(runs["every"], tmp_path / "other")
-    assert told(capfd, runs["every"], other)[1].splitlines() == [
+    rerun = shutil.copytree(runs["every"], tmp_path / "other")
+    assert told(capfd, runs["every"], rerun)[1].splitlines() == [
         f"the same: round {ROUNDS}, the newest with a checkpoint in both",
         "configuration, data, code, device and versions are the same",
     ]
-    metrics_file.path(other).unlink()
-    quick_run.resume(other)
-    code, text = told(capfd, runs["every"], other)
+    metrics_file.path(rerun).unlink()
+    quick_run.resume(rerun)
+    code, text = told(capfd, runs["every"], rerun)
     assert code == 0 and "figures differ" not in text, "they are lost"
     code, text = told(capfd, runs["every"], runs["third"])
     assert code == 0 and text.splitlines()[1:] == ["checkpoint.every: 1 and 3"]
@@ -77,8 +77,8 @@ def test_the_first_round_client_and_array_are_told_with_the_settings(runs, capfd
 @pytest.mark.parametrize("every", range(ROUNDS + 1))
 def test_the_search_finds_any_round(every, runs):
     first, second = (open_run(runs[name]) for name in ("every", "falls"))
-    found = bisect(_Some(first, [*range(every, ROUNDS + 1)]), second)
-    assert found == Bisection(4 if every <= 4 else None, max(every, 5), 5)
+    bisection = bisect(_Some(first, [*range(every, ROUNDS + 1)]), second)
+    assert bisection == Bisection(4 if every <= 4 else None, max(every, 5), 5)
 
 
 class _Some:
@@ -110,9 +110,9 @@ def test_a_run_that_comes_out_otherwise_when_it_is_run_again_is_named(runs, capf
 
 
 def test_runs_without_a_common_checkpoint_and_what_is_no_run_are_refused(runs, tmp_path, capfd):
-    other = shutil.copytree(runs["third"], tmp_path / "other")
+    renumbered = shutil.copytree(runs["third"], tmp_path / "other")
     for round in (0, 3, 6):
-        (other / f"round_0000{round}.h5").rename(other / f"round_0001{round}.h5")
+        (renumbered / f"round_0000{round}.h5").rename(renumbered / f"round_0001{round}.h5")
     assert main(["bisect", str(runs["every"]), str(tmp_path)]) == 2
-    assert main(["bisect", str(runs["every"]), str(other)]) == 2
+    assert main(["bisect", str(runs["every"]), str(renumbered)]) == 2
     assert capfd.readouterr().err.count("\n") == 2

@@ -171,10 +171,10 @@ def test_list_has_one_line_of_80_columns_for_everything_registered(capsys, monke
     assert main(["list"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    known = [name for registry in REGISTRIES.values() for name in registry]
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == known
+    names = [name for registry in REGISTRIES.values() for name in registry]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == names
     assert max(map(len, lines)) <= 80 and "…" not in text, "no summary is cut"
-    assert len(lines) <= len(known) + len(REGISTRIES) * 2 + 2
+    assert len(lines) <= len(names) + len(REGISTRIES) * 2 + 2
     assert "fedgmh" in text and ALGORITHMS["fedgmh"].summary in text
 
 
@@ -221,7 +221,7 @@ def test_list_of_a_section_whose_keys_depend_on_the_name_lists_its_names(section
     assert lines == list(REGISTRIES[section])
     assert main(["list", section, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [found["name"] for found in shown["names"]] == lines and shown["sections"] == []
+    assert [entry["name"] for entry in shown["names"]] == lines and shown["sections"] == []
 
 
 def test_list_describes_what_is_in_a_file_of_ones_own(tmp_path, capfd):
@@ -249,8 +249,8 @@ def test_list_of_a_section_has_every_key_with_type_range_default_and_meaning(cap
         assert all(row[1] and row[2] and row[3] for row in rows), section
         assert {row[0].partition(".")[0] for row in rows} >= set(resolved[section] if section != "seed" else ["seed"])
     for kind, registry in (("algorithm", ALGORITHMS), ("model", MODELS), ("partition", PARTITIONS)):
-        for name, found in registry.items():
-            assert all(all(row) for row in described.keys(kind, name, found)), name
+        for name, registered in registry.items():
+            assert all(all(row) for row in described.keys(kind, name, registered)), name
     for name, words in {
         "training": ["participation", "float, above 0, at most 1", "1.0", "share of the clients"],
         "seed": ["seed", "int, at least 0", "0"],
@@ -303,7 +303,7 @@ def test_inspect_shows_every_array_with_its_shape(finished, capsys):
 
 
 def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_other_ranks(config, tmp_path):
-    whole = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
+    digest = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
     words = ["run", str(config), "--ranks", "2", "-s", "training.rounds=2"]
     done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -322,51 +322,51 @@ def test_a_run_without_out_has_a_folder_of_its_name_and_time_and_goes_on_with_ot
     first = done.stderr.splitlines()[0]
     assert first == f"{about}, 4 rounds, goes on after round 2; 1 rank, on CPU; writes {folder}"
     assert [run_folder.read_attributes(folder, round)["ranks"] for round in (2, 4)] == [2, 1]
-    assert quick_run.digest(folder) == whole
+    assert quick_run.digest(folder) == digest
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_a_run_that_is_refused_once_its_data_is_known_says_that_alone(ranks, config, tmp_path, capfd):
     words = ["run", str(config), "--ranks", ranks, "--out", str(tmp_path / "run"), "-s", "partition.clients=5000"]
     if ranks == "1":
-        code, said = quick_run.command(words), capfd.readouterr().err
+        code, stderr = quick_run.command(words), capfd.readouterr().err
     else:
         done = processes.call([*processes.PFLMPI, *words])
-        code, said = done.returncode, done.stderr
-    assert code == 2 and "the data has 400" in said, said
-    assert said.count("\n") == 1, "no line before says that it starts"
+        code, stderr = done.returncode, done.stderr
+    assert code == 2 and "the data has 400" in stderr, stderr
+    assert stderr.count("\n") == 1, "no line before says that it starts"
 
 
 def test_a_quiet_run_says_nothing_and_one_that_is_there_is_one_error(config, tmp_path, capfd):
     words = ["run", str(config), "--ranks", "1", "--quiet", "--out", str(tmp_path / "run")]
     assert quick_run.command(words) == 0 and capfd.readouterr().err == ""
     assert quick_run.command(words) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1 and "holds a run already" in said
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1 and "holds a run already" in printed
     assert quick_run.command([*words[:-1], str(tmp_path)]) == 2
     assert f"{tmp_path} is a folder of runs (run), which it would hide; choose another --out" in capfd.readouterr().err
     assert quick_run.command(["run", words[-1]]) == 2
     assert f"{words[-1]} is the folder of a run; `pflmpi resume {words[-1]}` continues it" in capfd.readouterr().err
     assert quick_run.command(["resume", words[-1], "--ranks", "1"]) == 0
-    said = capfd.readouterr()
-    assert "nothing is left to do" in said.out and "goes on" not in said.err
+    printed = capfd.readouterr()
+    assert "nothing is left to do" in printed.out and "goes on" not in printed.err
 
 
 def test_the_time_left_is_that_of_the_last_rounds_without_the_first(capfd):
-    nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
+    empty, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
     show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
     for number, seconds in ((3, 9.0), (4, 1.0), (5, 3.0), (10, 2.0)):
-        show(Progress(number, nobody, nobody, None, {"round": seconds, "compute": 1.0, "evaluation": 0.0}, moved))
+        show(Progress(number, empty, empty, None, {"round": seconds, "compute": 1.0, "evaluation": 0.0}, moved))
     ends = [line.partition("left ")[2] for line in capfd.readouterr().err.splitlines()]
     assert ends == ["0:01:03", "0:00:06", "0:00:10", ""], "the first round of a process counts until there is another"
 
 
 def test_a_round_says_how_long_it_tests_when_that_exceeds_training(capfd):
-    nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
+    empty, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
     show = RunProgress(configuration.parse(quick_run.settings(training={"rounds": 10})), quiet=False, bar=False, rank=0)
     for evaluation in (0.4, 0.6):
         seconds = {"round": 2.0, "compute": 1.0, "evaluation": evaluation}
-        show(Progress(1, nobody, nobody, None, seconds, moved))
+        show(Progress(1, empty, empty, None, seconds, moved))
     first, second = capfd.readouterr().err.splitlines()
     assert "testing" not in first
     assert "accuracy -  testing 0.60 s  left" in second

@@ -20,12 +20,12 @@ PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 def completed(line, folder, *python):
     """What argcomplete is told for a line typed so far, and what Python says meanwhile."""
-    told = folder / "told"
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-    environment = {**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(told)}
+    output_file = folder / "told"
+    variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    environment = {**os.environ, **variables, "_ARGCOMPLETE_STDOUT_FILENAME": str(output_file)}
     command = [sys.executable, *python, str(processes.BIN / "pflmpi")]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    return {word.strip() for word in told.read_text().split("\n")}, done.stderr
+    return {word.strip() for word in output_file.read_text().split("\n")}, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ _python_argcomplete pflmpi fedg list; echo ${{COMPREPLY[@]}}"""
 
 
 def test_completion_imports_nothing_slow(tmp_path):
-    _, said = completed("pflmpi run -s algorithm.name=", tmp_path, "-X", "importtime")
-    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in said.splitlines() if "|" in line}
+    _, stderr = completed("pflmpi run -s algorithm.name=", tmp_path, "-X", "importtime")
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in stderr.splitlines() if "|" in line}
     assert "argcomplete" in loaded and not loaded & {"torch", "numpy", "pydantic", "rich", "h5py", "sklearn"}
 
 

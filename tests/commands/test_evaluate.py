@@ -46,8 +46,8 @@ def test_it_finds_the_accuracies_that_the_run_recorded(case, tmp_path):
 
 def test_what_absent_clients_last_received_counts_where_the_run_says_so(tmp_path):
     quick_run.run(quick_run.settings(CASES["fesem"], evaluation={"absent": "last_received"}), tmp_path / "run")
-    found = run_folder.read_metrics(tmp_path / "run", 3)["correct"]
-    assert correct(evaluated(tmp_path / "run")) == found.tolist()
+    recorded = run_folder.read_metrics(tmp_path / "run", 3)["correct"]
+    assert correct(evaluated(tmp_path / "run")) == recorded.tolist()
 
 
 def test_its_output_begins_with_what_was_tested_in_one_line(tmp_path, monkeypatch, capsys):
@@ -87,7 +87,7 @@ def test_other_data_tests_every_client_on_all_of_it_or_on_its_own(tmp_path):
     order = np.concatenate(tests)
     values = {"x": dataset.images[order], "y": dataset.labels[order]}
     np.savez(tmp_path / "all.npz", **values)
-    np.savez(tmp_path / "own.npz", **values, client=np.repeat(np.arange(7), [len(one) for one in tests]))
+    np.savez(tmp_path / "own.npz", **values, client=np.repeat(np.arange(7), [len(indices) for indices in tests]))
     own = evaluated(tmp_path / "run", "--data", str(tmp_path / "own.npz"))
     assert correct(own) == run_folder.read_metrics(tmp_path / "run", 3)["correct"].tolist()
     assert {line["samples"] for line in evaluated(tmp_path / "run", "--data", str(tmp_path / "all.npz"))} == {
@@ -108,14 +108,14 @@ def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_or
     )
     raw["data"] = {"path": str(tmp_path / "all.csv")}
     quick_run.run(raw, tmp_path / "run")
-    some = [(x, y, kind) for x, y, kind in zip(a, b, kinds, strict=True) if kind != "cat"]
-    (tmp_path / "some.csv").write_text("\n".join(["label,b,a", *(f"{kind},{y},{x}" for x, y, kind in some)]))
-    whole, found = (evaluated(tmp_path / "run", "--data", str(tmp_path / f"{one}.csv")) for one in ("all", "some"))
-    for line, other in zip(whole, found, strict=True):
-        assert float(line["accuracy"]) > 0.9 and line["samples"] == "60" and other["samples"] == "40"
-        assert other["accuracy_class_cat"] == ""
+    rows = [(x, y, kind) for x, y, kind in zip(a, b, kinds, strict=True) if kind != "cat"]
+    (tmp_path / "some.csv").write_text("\n".join(["label,b,a", *(f"{kind},{y},{x}" for x, y, kind in rows)]))
+    full, partial = (evaluated(tmp_path / "run", "--data", str(tmp_path / f"{name}.csv")) for name in ("all", "some"))
+    for line, partial_line in zip(full, partial, strict=True):
+        assert float(line["accuracy"]) > 0.9 and line["samples"] == "60" and partial_line["samples"] == "40"
+        assert partial_line["accuracy_class_cat"] == ""
         for label in ("dog", "emu"):
-            assert other[f"accuracy_class_{label}"] == line[f"accuracy_class_{label}"]
+            assert partial_line[f"accuracy_class_{label}"] == line[f"accuracy_class_{label}"]
     (tmp_path / "third.csv").write_text("a,c,label\n1,2,cat\n")
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "third.csv")]) == 2
     assert "third and the run differ in columns: only one has c" in capfd.readouterr().err
@@ -146,8 +146,8 @@ def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
     raw = quick_run.settings(partition={"name": "writers", "clients": None}, model="logistic", algorithm="local")
     raw["data"] = {"path": str(tmp_path / "my.npz")}
     quick_run.run(raw, tmp_path / "run")
-    for file, others in (("same", ["eve", "ann", "bob"]), ("other", ["ann", "bob", "cat"])):
-        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(others, [10, 20, 30]))
+    for file, clients in (("same", ["eve", "ann", "bob"]), ("other", ["ann", "bob", "cat"])):
+        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(clients, [10, 20, 30]))
     lines = evaluated(tmp_path / "run", "--data", str(tmp_path / "same.npz"))
     assert [line["samples"] for line in lines] == ["20", "30", "10"]
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other.npz")]) == 2
@@ -188,8 +188,8 @@ def test_clients_are_called_by_the_names_in_their_data(tmp_path, capsys):
 def test_clients_without_names_are_those_of_the_same_number(tmp_path, capfd):
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     x, y = np.zeros((70, 8, 8), np.uint8), np.arange(70) % 10
-    for file, others in (("numbers", np.arange(7)), ("names", [*"abcdefg"])):
-        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(others, [7, 8, 9, 10, 11, 12, 13]))
+    for file, clients in (("numbers", np.arange(7)), ("names", [*"abcdefg"])):
+        np.savez(tmp_path / f"{file}.npz", x=x, y=y, client=np.repeat(clients, [7, 8, 9, 10, 11, 12, 13]))
     lines = evaluated(tmp_path / "run", "--data", str(tmp_path / "numbers.npz"))
     assert [line["samples"] for line in lines] == ["7", "8", "9", "10", "11", "12", "13"]
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "names.npz")]) == 2

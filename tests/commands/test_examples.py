@@ -13,8 +13,8 @@ OF_A_CHECKOUT = {"environment", "quickstart", "test", "gpu-check"}  # they insta
 
 
 def files(folder):
-    found = (path for kind in KINDS for path in (folder / kind).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
+    paths = (path for kind in KINDS for path in (folder / kind).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in paths if "__pycache__" not in path.parts}
 
 
 def test_it_writes_what_the_documentation_uses_and_overwrites_nothing(tmp_path, monkeypatch, capfd):

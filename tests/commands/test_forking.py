@@ -71,8 +71,8 @@ def test_it_goes_on_with_another_rate_and_without_clients(parent, tmp_path, capf
     assert text in capfd.readouterr().out
     changes = open_run(tmp_path / "fork").recorded["fork"]["changes"]
     assert changes == {"training.lr": [0.1, 0.01], "training.without_clients": [[], [2, 5]]}
-    whole = quick_run.resume(tmp_path / "fork")
-    assert whole != quick_run.digest(parent)
+    digest = quick_run.resume(tmp_path / "fork")
+    assert digest != quick_run.digest(parent)
     for round in (4, 5):
         drawn = run_folder.read_metrics(parent, round)["participants"].tolist()
         assert run_folder.read_metrics(tmp_path / "fork", round)["participants"].tolist() == sorted({*drawn} - {2, 5})
@@ -151,12 +151,12 @@ def test_it_is_drawn_from_where_it_left_its_parent_if_that_is_shown_too(parent, 
 
 def test_a_run_of_another_history_is_not_its_parent(parent, tmp_path):
     fork(parent, tmp_path / "fork", "--round", "3")
-    other = shutil.copytree(parent, tmp_path / "other")
-    other = replace(open_run(other), path=tmp_path / "fork")  # the id of the parent, the metrics of another
+    copy = shutil.copytree(parent, tmp_path / "other")
+    copy = replace(open_run(copy), path=tmp_path / "fork")  # the id of the parent, the metrics of another
     columns = open_run(parent).verified_metrics
-    object.__setattr__(other, "verified_metrics", replace(columns, texts=(columns.texts[0] + "1", *columns.texts[1:])))
+    object.__setattr__(copy, "verified_metrics", replace(columns, texts=(columns.texts[0] + "1", *columns.texts[1:])))
     assert open_run(tmp_path / "fork").shared_rounds(open_run(parent)) == 3
-    assert open_run(tmp_path / "fork").shared_rounds(other) == 0
+    assert open_run(tmp_path / "fork").shared_rounds(copy) == 0
     assert open_run(parent).shared_rounds(open_run(tmp_path / "fork")) == 0
 
 

@@ -111,8 +111,8 @@ def test_status(runs, tmp_path, monkeypatch, capfd):
     assert alone["runs"][0]["done"] and alone["jobs"] == []
     job_file.append(Path(shutil.copytree(runs / "a", tmp_path / "mine")), "12")
     fake_slurm.queue(tmp_path / "bin", fake_slurm.line("12", State="FAILED", exit_code=256, WorkDir=tmp_path))
-    of_job, mine = printed(["status", "12"], capfd), printed(["status"], capfd)
-    assert of_job["jobs"] == mine["jobs"] and mine["jobs"][0]["exit_code"] == 1 and not mine["runs"][0]["running"]
+    of_job, queue = printed(["status", "12"], capfd), printed(["status"], capfd)
+    assert of_job["jobs"] == queue["jobs"] and queue["jobs"][0]["exit_code"] == 1 and not queue["runs"][0]["running"]
     check("status", alone, of_job)
     fake_slurm.queue(tmp_path / "bin")
     monkeypatch.chdir(tmp_path)
@@ -130,13 +130,13 @@ def test_status_of_a_table_is_that_of_its_runs(tmp_path, monkeypatch, capfd):
 
 
 def test_inspect(runs, tmp_path, capfd):
-    run, one = str(runs / "a"), str(tmp_path / "one.h5")
-    assert main(["export", run, "--all", "-o", one]) == 0
-    whole, file = printed(["inspect", run], capfd), printed(["inspect", one], capfd)
-    assert whole == printed(["inspect", run, "--digest"], capfd) and whole["digest"] == file["digest"]
-    check("inspect", whole, file)
+    run, exported = str(runs / "a"), str(tmp_path / "one.h5")
+    assert main(["export", run, "--all", "-o", exported]) == 0
+    of_run, file = printed(["inspect", run], capfd), printed(["inspect", exported], capfd)
+    assert of_run == printed(["inspect", run, "--digest"], capfd) and of_run["digest"] == file["digest"]
+    check("inspect", of_run, file)
     check("inspect --diff", printed(["inspect", run, "--diff", "1", "3"], capfd))
-    check("inspect --verify", *(printed(["inspect", path, "--verify"], capfd) for path in (run, one)))
+    check("inspect --verify", *(printed(["inspect", path, "--verify"], capfd) for path in (run, exported)))
 
 
 def test_a_damaged_run_is_told_and_an_error(tmp_path, capfd):
@@ -186,8 +186,8 @@ def test_plan(config, capfd):
 
 def test_doctor(config, monkeypatch, capfd):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    found = printed(["doctor", "--config", config], capfd, code=1)
-    check("doctor", found)
+    report = printed(["doctor", "--config", config], capfd, code=1)
+    check("doctor", report)
 
 
 def test_sweep(tmp_path, monkeypatch, capfd):
@@ -214,5 +214,5 @@ def test_scale(tmp_path, capfd):
 def test_an_error_is_a_line_and_code_2(words, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--json"]) == 2
-    said = capfd.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
+    captured = capfd.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1

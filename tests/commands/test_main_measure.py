@@ -62,8 +62,8 @@ def test_status_and_watch_show_it_with_the_best_round_that_is_the_lowest(runs, c
     assert f"{best}, {unseen}" in capfd.readouterr().out
     assert main(["status", str(run.path), "--json"]) == 0
     (state,) = json.loads(capfd.readouterr().out)["runs"]
-    found = [state[key] for key in ("measure", "last", "best", "best_round", "accuracy_mean", "best_accuracy")]
-    assert found == ["rmse_mean", values[-1], values[place], place + 1, None, None]
+    figures = [state[key] for key in ("measure", "last", "best", "best_round", "accuracy_mean", "best_accuracy")]
+    assert figures == ["rmse_mean", values[-1], values[place], place + 1, None, None]
     assert main(["watch", str(run.path)]) == 0
     assert f"rmse {values[-1]:.4f}" in capfd.readouterr().out
 

@@ -43,7 +43,7 @@ def sizes(run):
 def test_what_stays_is_whole_and_what_is_freed_is_said(run, words, kept, capfd):
     before, digests = sizes(run), {round: run_folder.digest(run, round) for round in kept}
     assert main(["prune", str(run), *words, "--dry-run"]) == 0
-    told = capfd.readouterr().out
+    dry_run = capfd.readouterr().out
     assert sizes(run) == before
     assert main(["prune", str(run), *words]) == 0
     after = sizes(run)
@@ -53,7 +53,7 @@ def test_what_stays_is_whole_and_what_is_freed_is_said(run, words, kept, capfd):
     assert f": {count} file{'s' * (count != 1)}, {format_bytes(freed)} freed; checkpoints" in (
         out := capfd.readouterr().out
     )
-    assert told == out.replace(" freed;", " would be freed;")
+    assert dry_run == out.replace(" freed;", " would be freed;")
     assert run_folder.rounds(run) == kept
     assert all(not verify.problems(run, round) and run_folder.digest(run, round) == digests[round] for round in kept)
     needed = {name for round in kept for name in run_folder.read_layout(run, round).files}

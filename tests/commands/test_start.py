@@ -118,13 +118,13 @@ def here(tmp_path):
 def test_every_child_is_started_with_P():
     """`python -m` puts the current folder first on `sys.path`."""
     starts = re.compile(r'(\[(sys\.executable, )?"|\{python\} )-[mc]\b')
-    found = [
+    places = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in sorted((ROOT / "pflmpi").rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if starts.search(line)
     ]
-    assert not found
+    assert not places
 
 
 def test_a_sweep_in_a_folder_with_a_file_of_such_a_name(here):

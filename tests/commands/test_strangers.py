@@ -90,7 +90,7 @@ class Cases:
         run = shutil.copytree(self.good, place / "run")
         hostile(run, place / "outside")
         named = {"RUN": str(run), "OUT": str(place / "out"), "GOOD": str(self.good)}
-        filled = [re.sub("RUN|OUT|GOOD", lambda found: named[found[0]], word) for word in words]
+        filled = [re.sub("RUN|OUT|GOOD", lambda match: named[match[0]], word) for word in words]
         shards = place / "outside/shards" if (run / "shards").is_symlink() else run / "shards"
         self.words.append((filled, [str(run), str(shards), str(place / "outside"), str(place)]))
         self.names.append((name, command))
@@ -143,18 +143,18 @@ def slow(good, tmp_path_factory):
     return cache(lambda name: _over(good, tmp_path_factory.mktemp(name), name, SLOW[name], _names_for(name)))
 
 
-def check(found):
+def check(result):
     """It ended by itself with at most one clear error, opened nothing elsewhere and wrote only what `-o` names."""
-    assert found["code"] in (0, 1, 2), found
-    assert found["code"] or not found["err"].startswith("pflmpi: "), found
-    assert "internal error" not in found["err"] and "Traceback" not in found["err"], found["err"]
-    assert not CONTROL.search((found["out"] + found["err"]).replace("\n", "")), found
-    place = found["place"]
-    assert not [path for path in found["opened"] if path.startswith(f"{place}/outside")], found["opened"]
-    assert not found["written"], found["written"]
+    assert result["code"] in (0, 1, 2), result
+    assert result["code"] or not result["err"].startswith("pflmpi: "), result
+    assert "internal error" not in result["err"] and "Traceback" not in result["err"], result["err"]
+    assert not CONTROL.search((result["out"] + result["err"]).replace("\n", "")), result
+    place = result["place"]
+    assert not [path for path in result["opened"] if path.startswith(f"{place}/outside")], result["opened"]
+    assert not result["written"], result["written"]
     ours = re.compile(rf"(open|os\.\w+) ({re.escape(place)}/out\b|\d+$|/dev/null|/tmp/|/proc/self/clear_refs|None)")
-    theirs = [line for line in found["python"] if f"{place}/run" in line or f"{place}/outside" in line]
-    assert not theirs and all(ours.match(line) for line in found["python"]), found["python"]
+    foreign = [line for line in result["python"] if f"{place}/run" in line or f"{place}/outside" in line]
+    assert not foreign and all(ours.match(line) for line in result["python"]), result["python"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -170,8 +170,8 @@ def test_every_other_command_too(command, name, slow):
 
 @pytest.mark.parametrize("name", sorted(CONTENT.keys() - {"a circle", "a soft circle", "doubling groups"}))
 def test_what_a_file_must_not_hold_is_refused_by_name(name, quick):
-    found = quick[name, "verify"]
-    assert found["code"] == 2 and re.search(f"{ROUND}|{SHARD}", found["err"] + found["out"]), found
+    result = quick[name, "verify"]
+    assert result["code"] == 2 and re.search(f"{ROUND}|{SHARD}", result["err"] + result["out"]), result
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +184,9 @@ def data(good, tmp_path_factory):
 
 @pytest.mark.parametrize("name", DATA)
 def test_hostile_data_is_one_error(name, data):
-    found = data[name, "data"]
-    check(found)
-    assert found["code"] == 2 and found["err"].count("\n") == 1, found
+    result = data[name, "data"]
+    check(result)
+    assert result["code"] == 2 and result["err"].count("\n") == 1, result
 
 
 def test_the_good_run_is_good(good, tmp_path):
@@ -194,9 +194,9 @@ def test_the_good_run_is_good(good, tmp_path):
     cases = Cases(good, tmp_path)
     for command in ("verify", "digest", "all"):
         cases.add("good", lambda run, outside: None, command, {"verify": VERIFY, **SLOW}[command])
-    for found in cases.results().values():
-        check(found)
-        assert found["code"] == 0, found
+    for result in cases.results().values():
+        check(result)
+        assert result["code"] == 0, result
 
 
 def _name_algorithm(run, name):
@@ -206,9 +206,9 @@ def _name_algorithm(run, name):
         return text.replace("name: fedgmh", f"name: {name}")
 
     def change(file, outside):
-        said = about(file)
-        said["run"]["config"] = named(said["run"]["config"])
-        restate(file, said)
+        description = about(file)
+        description["run"]["config"] = named(description["run"]["config"])
+        restate(file, description)
 
     crafted(ROUND, change)(run, run)
     config_file.write(run, named((run / "config.yaml").read_text()).rpartition("# CRC-32")[0])
@@ -226,11 +226,11 @@ def test_no_control_character_of_a_file_reaches_the_terminal(good, tmp_path):
     cases = Cases(good, tmp_path)
     for command in ("inspect", "server", "status"):
         cases.add("names", _names, command, SLOW[command])
-    found = cases.results()
-    for each in found.values():
-        check(each)
-    assert "\\x1b]0;owned" in found["names", "inspect"]["out"]
-    assert "\\x1b]0;owned" in found["names", "status"]["out"]
+    results = cases.results()
+    for result in results.values():
+        check(result)
+    assert "\\x1b]0;owned" in results["names", "inspect"]["out"]
+    assert "\\x1b]0;owned" in results["names", "status"]["out"]
 
 
 def test_code_of_a_run_is_announced_before_it_is_imported(good, tmp_path):
@@ -241,10 +241,14 @@ def test_code_of_a_run_is_announced_before_it_is_imported(good, tmp_path):
     cases = Cases(good, tmp_path)
     for command in ("evaluate", "inspect", "server"):
         cases.add("code", names_code, command, SLOW[command])
-    found = cases.results()
-    assert re.search("names code, which is executed now: .*evil.py:Evil\n.*executed", found["code", "evaluate"]["err"])
-    assert found["code", "inspect"]["code"] == found["code", "server"]["code"] == 0
-    assert not any(path.endswith("evil.py") for one in ("inspect", "server") for path in found["code", one]["opened"])
+    results = cases.results()
+    assert re.search(
+        "names code, which is executed now: .*evil.py:Evil\n.*executed", results["code", "evaluate"]["err"]
+    )
+    assert results["code", "inspect"]["code"] == results["code", "server"]["code"] == 0
+    assert not any(
+        path.endswith("evil.py") for reader in ("inspect", "server") for path in results["code", reader]["opened"]
+    )
 
 
 def test_reading_never_repairs(good, tmp_path):

@@ -75,8 +75,8 @@ def test_no_path_is_cut_where_nobody_says_how_wide_lines_are(tmp_path, monkeypat
         ["table", str(table), "--out", str(run.with_name("sweep"))],
     ):
         main(words)
-        said = capfd.readouterr()
-        assert str(run.parent) in said.out, words
+        captured = capfd.readouterr()
+        assert str(run.parent) in captured.out, words
     assert main(["compare", str(run), twin]) == 0
     assert len({len(line) for line in capfd.readouterr().out.splitlines() if line}) == 1, "one table"
 

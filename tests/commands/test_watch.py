@@ -61,13 +61,13 @@ def test_each_round_is_a_line_until_the_run_ends(tmp_path, capsys):
     thread = threading.Thread(target=live)
     summary = run_status.summarize_progress
 
-    def told(state, job):
+    def summarize(state, job):
         if state is None or state.title.startswith("fedavg"):
             shown[0 if state is None else state.round].set()
         return summary(state, job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_status, "summarize_progress", told)
+        patch.setattr(run_status, "summarize_progress", summarize)
         thread.start()
         assert main(["watch", str(done), str(run), "--every", "0.05"]) == 1
     thread.join()

@@ -109,8 +109,8 @@ def test_every_partition_runs(name, keys, root, tmp_path):
     assert federation.num_clients == 5
     _, folder = run(raw, tmp_path)
     # FedGMH: the bytes say how many classes each client holds.
-    held = (federation.class_counts > 0).sum(1)
-    assert run_folder.read_bytes(folder, 1)["up"].tolist() == (held * (4 * 12 + 4)).tolist()
+    num_classes = (federation.class_counts > 0).sum(1)
+    assert run_folder.read_bytes(folder, 1)["up"].tolist() == (num_classes * (4 * 12 + 4)).tolist()
 
 
 def test_a_saved_partition_gives_the_same_bits(tmp_path):

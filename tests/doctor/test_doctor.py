@@ -110,10 +110,10 @@ def test_no_mpi_is_named_by_every_rank(tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('there is no MPI')")
     code, printed = doctor("mpi", tmp_path, PYTHONPATH=first_in_path(tmp_path))
-    found = problems(printed)
-    assert code == 1 and len(found) == 2, printed
+    lines = problems(printed)
+    assert code == 1 and len(lines) == 2, printed
     assert printed.count("┃ rank ┃") == 1
-    for line in found:
+    for line in lines:
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
 
 
@@ -163,8 +163,8 @@ def other_rank(tmp_path_factory):
     ],
 )
 def test_a_rank_that_differs_is_named(problem, remedy, other_rank):
-    found = [line for line in problems(other_rank) if problem in line]
-    assert len(found) == 1 and found[0].startswith("rank 1 on ") and remedy in found[0], other_rank
+    lines = [line for line in problems(other_rank) if problem in line]
+    assert len(lines) == 1 and lines[0].startswith("rank 1 on ") and remedy in lines[0], other_rank
 
 
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path, here):
@@ -195,9 +195,9 @@ def test_a_wrong_flag_of_srun_is_named(slurm, tmp_path):
     config = write(tmp_path, runtime={"transport": "mpi"})
     command = ["srun", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor", "--config", str(config)]
     done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
-    found = problems(done.stdout)
-    assert done.returncode == 1 and len(found) == 2, done.stdout + done.stderr
-    assert all("MPI sees 1: 2 worlds of size 1; start with srun --mpi=pmix" in line for line in found)
+    lines = problems(done.stdout)
+    assert done.returncode == 1 and len(lines) == 2, done.stdout + done.stderr
+    assert all("MPI sees 1: 2 worlds of size 1; start with srun --mpi=pmix" in line for line in lines)
 
 
 def test_variables_that_contradict_each_other_are_named(monkeypatch, here):

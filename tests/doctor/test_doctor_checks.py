@@ -34,7 +34,7 @@ def sound(rank=0, size=1, **changes):
 
 def told(everyone):
     """The lines that are shown for these facts, which travel as text."""
-    facts = [RankFacts.model_validate_json(json.dumps(one)) for one in everyone]
+    facts = [RankFacts.model_validate_json(json.dumps(rank_facts)) for rank_facts in everyone]
     return [problem.line(facts) for problem in find_problems(facts)]
 
 
@@ -150,14 +150,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_problem_is_named_once_with_its_remedy_and_ranks(case):
     changes, expected = CASES[case]
-    found = told(world(*changes))
-    assert len(found) == 1 and expected in found[0], found
+    lines = told(world(*changes))
+    assert len(lines) == 1 and expected in lines[0], lines
 
 
 def test_each_check_has_a_case_in_which_it_finds_something():
-    others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
-    cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
-    worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
+    zero_versions = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
+    cases = [*(changes for changes, _ in CASES.values()), [{}, zero_versions]]
+    worlds = [[RankFacts.model_validate(rank_facts) for rank_facts in world(*changes)] for changes in cases]
     assert [check.find for check in CHECKS if not any(run_check(check, everyone) for everyone in worlds)] == []
 
 
@@ -180,7 +180,7 @@ def test_rank_0s_file_is_looked_for(tmp_path):
 
 
 def show(capsys, everyone):
-    facts = [RankFacts.model_validate(one) for one in everyone]
+    facts = [RankFacts.model_validate(rank_facts) for rank_facts in everyone]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")  # not as wide as the terminal in which the tests run
         run.show_facts(facts, [Problem("something is wrong", "put it right", (0, 1))])

@@ -31,8 +31,8 @@ def test_characters_of_other_texts_have_the_numbers_of_the_run(unseen, tmp_path)
 
     def replaced(text):
         write_leaf_texts(tmp_path / text, train={"ann": text, "bob": text})
-        other = read_other_data(str(tmp_path / text), made.config.data)
-        return replace_test_samples(made, "test", other, unseen).federation.dataset
+        other_data = read_other_data(str(tmp_path / text), made.config.data)
+        return replace_test_samples(made, "test", other_data, unseen).federation.dataset
 
     assert replaced("ca_ca_c").images[-3:].tolist() == [[4, 2, 1, 4], [2, 1, 4, 2], [1, 4, 2, 1]]  # of "_abc"
     with pytest.raises(ConfigError, match="differ in characters: only one has 'd'; those of the run are '_', 'a'"):
@@ -44,9 +44,9 @@ def test_the_columns_of_a_run_need_not_be_in_other_data(tmp_path, caplog):
     np.savez(tmp_path / "pooled.npz", x=np.array([[1.0, 2], [3, 4]]), y=np.array(["no", "yes"]))
     of_run = DataConfig(name="mine", path="mine.csv", label="ill", client="hospital")
     for file, notes in (("pooled.npz", 0), ("pooled.csv", 1)):
-        other = read_other_data(str(tmp_path / file), of_run)
-        assert other.images.tolist() == [[1, 2], [3, 4]] and other.class_names == ("no", "yes")
-        assert other.writers is None and len(caplog.messages) == notes
+        other_data = read_other_data(str(tmp_path / file), of_run)
+        assert other_data.images.tolist() == [[1, 2], [3, 4]] and other_data.class_names == ("no", "yes")
+        assert other_data.writers is None and len(caplog.messages) == notes
     assert "has no column 'hospital' (data.client)" in caplog.text
     (tmp_path / "other.csv").write_text("age,sick,sugar\n1,no,2\n")
     with pytest.raises(DataError, match=r"there is no column data\.label = 'ill'"):

@@ -46,7 +46,7 @@ def test_the_bound_of_what_is_chosen_is_reached_where_everybody_is(ranks, tmp_pa
     """Each of 7 clients is sent the models of the 6 others once these have trained: after the first round."""
     algorithm = {"name": "fedfomo", "received_models": 6}
     world = planned_and_run(quick_run.settings(algorithm=algorithm, training={"participation": 1.0}), ranks, tmp_path)
-    planned = [wire_bytes(one.downlink)[1] for one in world.schedule()]
+    planned = [wire_bytes(schedule.downlink)[1] for schedule in world.schedule()]
     moved = [int(row["wire_down_bytes"]) for row in metrics_file.read(tmp_path)]
     away = [7 - len(hosted) for rank in range(ranks) if len(hosted := world.setup.placement.hosted(rank))]
     models = sum(away) * tree.num_bytes(world.experiment.tasks[0].like())
@@ -93,12 +93,12 @@ def test_state_of_unlike_models_is_that_of_the_population():
 
 
 def check_population(experiment, setup):
-    found = []
+    sizes = []
     for rank in range(setup.placement.ranks):
         hosted = setup.placement.hosted(rank)
         population = allocate(experiment.cohort, hosted, experiment.templates)
-        found.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
-    assert compute_state_sizes(experiment).hosted(setup.placement).tolist() == found
+        sizes.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
+    assert compute_state_sizes(experiment).hosted(setup.placement).tolist() == sizes
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fesem", "fedgmh-full"])

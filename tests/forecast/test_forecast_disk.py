@@ -30,11 +30,11 @@ def test_what_stays_is_predicted(name, checkpoint, ranks, tmp_path):
         sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5}, model=LARGE
     )
     world = planned_and_run(raw, ranks, tmp_path / "run")
-    found = forecast_of(world)
+    predicted = forecast_of(world)
     written = on_disk(tmp_path / "run")  # equal rows of the first checkpoint may be written once
-    assert (1 - TOLERANCE) * written < found.last < 1.25 * written
-    assert found.most >= found.last
-    assert found.count == (4 if checkpoint.get("every") == 2 else 6)
+    assert (1 - TOLERANCE) * written < predicted.last < 1.25 * written
+    assert predicted.most >= predicted.last
+    assert predicted.count == (4 if checkpoint.get("every") == 2 else 6)
 
 
 def test_files_of_a_small_run_are_about_as_large_as_predicted(tmp_path):
@@ -81,13 +81,13 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
     """A client's state is large, and 3 of 7 train in a round."""
     raw = quick_run.settings(model=LARGE, checkpoint={"keep": 0})
     world = planned_and_run(raw, 2, tmp_path / "run")
-    found = forecast_of(world)
+    predicted = forecast_of(world)
     shards = tmp_path / "run" / "shards"
     first = sum(path.stat().st_size for path in shards.glob("round_00000*"))
     first += (tmp_path / "run" / "round_00000.h5").stat().st_size
-    assert found.first == pytest.approx(first, rel=TOLERANCE)
-    assert found.later == pytest.approx((on_disk(tmp_path / "run") - first) / 3, rel=TOLERANCE)
-    assert found.later < 0.6 * found.first
+    assert predicted.first == pytest.approx(first, rel=TOLERANCE)
+    assert predicted.later == pytest.approx((on_disk(tmp_path / "run") - first) / 3, rel=TOLERANCE)
+    assert predicted.later < 0.6 * predicted.first
 
 
 def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():
@@ -101,8 +101,8 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not():
 
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch):
     world = planned(quick_run.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
-    whole = forecast_of(world)
+    full = forecast_of(world)
     monkeypatch.setattr("pflmpi.forecast.bytes._MAX_CHECKPOINTS", 15)
     part = forecast_of(world)
-    assert part.count == whole.count == 31
-    assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round
+    assert part.count == full.count == 31
+    assert part.last == pytest.approx(full.last, rel=0.05)  # who takes part differs from round to round

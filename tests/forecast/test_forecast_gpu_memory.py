@@ -54,15 +54,15 @@ def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm):
     world = planned(raw, 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
     args = world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
-    with_samples = [one.device for one in forecast_memory(*args)]
+    with_samples = [rank_memory.device for rank_memory in forecast_memory(*args)]
     with mock.patch.object(memory, "pool_bytes", lambda *_: 0):
-        without = [one.device for one in forecast_memory(*args)]
+        without = [rank_memory.device for rank_memory in forecast_memory(*args)]
     dataset = world.experiment.federation.dataset
     for rank, more in enumerate(np.subtract(with_samples, without)):
-        mine = world.setup.samples(rank)
-        pool = Pool.of(dataset, HOST) if mine is None else Pool.of_some(dataset, HOST, mine)
+        samples = world.setup.samples(rank)
+        pool = Pool.of(dataset, HOST) if samples is None else Pool.of_some(dataset, HOST, samples)
         assert more == pool.images.nbytes + pool.labels.nbytes
-        assert (mine is None) == (algorithm == "fedavg")
+        assert (samples is None) == (algorithm == "fedavg")
 
 
 @pytest.mark.parametrize(("nccl", "rank", "expected"), [(True, 1, 60), (True, 2, 100), (True, 0, 40), (False, 2, 9)])
@@ -81,9 +81,9 @@ def test_a_rank_counts_what_its_gpu_sums():
     world = planned(quick_run.settings(runtime={"device": "auto"}), 2)
     laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), world.schedule()
     args = world.setup, laid_out, rounds, compute_state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
-    found = forecast_memory(*args)
+    with_sums = forecast_memory(*args)
     with mock.patch.object(memory, "_exchange_bytes", lambda *_: 0.0):
         without = forecast_memory(*args)
-    for rank, (some, none) in enumerate(zip(found, without, strict=True)):
+    for rank, (with_sum, none) in enumerate(zip(with_sums, without, strict=True)):
         most = max(call.sent[rank] + call.received[rank] for plan in rounds for call in plan.uplink)
-        assert some.device - none.device >= most > 0
+        assert with_sum.device - none.device >= most > 0

@@ -31,7 +31,7 @@ def calls_of_functions(ranks):
         _, *rounds = world.schedule()
         forecast_disk(world.setup, world.experiment.config, sizes)
         compute_seconds(laid_out, 2, rounds, costs)
-        assert all(sum(wire_bytes(one.calls)) for one in rounds)
+        assert all(sum(wire_bytes(schedule.calls)) for schedule in rounds)
         forecast_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
     finally:
         sys.setprofile(None)

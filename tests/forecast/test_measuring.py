@@ -24,9 +24,9 @@ def test_memory_of_a_process_is_more_than_that_of_its_files():
 
 def test_the_memory_of_a_call_is_what_it_needs_besides():
     kept = np.ones(16 * MEGABYTE, np.uint8)
-    found = measure_call(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
-    assert 60 * MEGABYTE < found.memory < 120 * MEGABYTE
-    assert found.seconds > 0 and found.device == 0
+    call = measure_call(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
+    assert 60 * MEGABYTE < call.memory < 120 * MEGABYTE
+    assert call.seconds > 0 and call.device == 0
 
 
 @pytest.mark.parametrize("training", [{"steps": 400}, {"epochs": 200}])
@@ -47,9 +47,9 @@ def test_a_few_steps_are_measured_however_long_a_training_is(name, training):
     sizes = planned(quick_run.settings(every_algorithm()[name]), 1)
     with mock.patch.object(measuring, "measure_call", timed), mock.patch.object(Executor, "update", noted):
         rounds = list(run.schedule())[1:3]
-        found = measure_cohorts(run.setup, rounds, compute_state_sizes(sizes.experiment), False, 0.0)
-    assert set(steps) == {2, 6} and found.costs is not None
-    (cost,) = found.costs.cohorts.values()
+        measured = measure_cohorts(run.setup, rounds, compute_state_sizes(sizes.experiment), False, 0.0)
+    assert set(steps) == {2, 6} and measured.costs is not None
+    (cost,) = measured.costs.cohorts.values()
     assert (cost.step, cost.train.seconds, cost.train.memory) == (0.125, 0.75, 7.0)
 
 

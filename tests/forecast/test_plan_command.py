@@ -52,9 +52,9 @@ def machine(tmp_path, capfd, monkeypatch):
 
 def row(shown, name):
     """The values of a line of the table."""
-    found = re.search(rf"^ {re.escape(name)}.*$", shown, re.MULTILINE)
-    assert found, f"{name} is not in\n{shown}"
-    return found[0].removeprefix(f" {name}").strip().split(", ")
+    match = re.search(rf"^ {re.escape(name)}.*$", shown, re.MULTILINE)
+    assert match, f"{name} is not in\n{shown}"
+    return match[0].removeprefix(f" {name}").strip().split(", ")
 
 
 def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine, tmp_path):
@@ -70,7 +70,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine, tmp_path):
             [int(line[f"{name}_bytes"]) for line in metrics_file.read(tmp_path / "run")]
             for name in (way, f"wire_{way}")
         ]
-        mean = [format_bytes(sum(each) / len(each)) for each in moved]
+        mean = [format_bytes(sum(column) / len(column)) for column in moved]
         assert row(shown, f"{way} per round: as papers count, on the wire") == mean
     assert float(row(shown, ROUND)[0]) > 0
     assert float(row(shown, "seconds: start-up, about")[0]) >= 0
@@ -146,24 +146,24 @@ def test_a_gpu_holds_no_more_samples_than_a_run_lets_it(machine, monkeypatch):
 
 def test_says_how_messages_reach_the_gpus_and_what_nccl_takes_of_them(machine):
     config = machine.config("fedavg", runtime={"device": "auto"})
-    way, taken = "large messages", "of a GPU's memory for NCCL, at most about"
+    way, nccl_memory = "large messages", "of a GPU's memory for NCCL, at most about"
     _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 4)
     server = "NCCL from GPU to GPU, on ranks 1-4, and gloo between rank 0 and rank 1, which stands for it"
     assert ", ".join(row(shown, way)) == server
-    assert row(shown, taken) == [format_bytes(1.06e9)]
+    assert row(shown, nccl_memory) == [format_bytes(1.06e9)]
     (on_gpu,) = re.findall(r"a GPU: needs, has ([0-9.]+) GiB", shown)
     assert float(on_gpu) * 2**30 > 1.06e9
     _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 2)
     assert ", ".join(row(shown, way)) == "gloo, through the host: NCCL needs a whole GPU for each rank"
-    assert taken not in shown and "note: up to 2 ranks share a GPU" in shown
+    assert nccl_memory not in shown and "note: up to 2 ranks share a GPU" in shown
     _, shown, _ = machine.plan(config, "--ranks", 2, "--gpus", 2, "-s", "runtime.transport=mpi")
     can = "MPI from GPU to GPU, on ranks 0-1, if the library can, else through the host; `pflmpi doctor` there says"
-    assert ", ".join(row(shown, way)) == f"{can} which" and taken not in shown
+    assert ", ".join(row(shown, way)) == f"{can} which" and nccl_memory not in shown
     whole_models = machine.config("fedamp", runtime={"device": "auto"}, model={"name": "mlp", "hidden": 2000})
     _, shown, _ = machine.plan(whole_models, "--ranks", 4, "--gpus", 4)
-    assert row(shown, taken) == [format_bytes(1.06e9 + 3 * (4.34e9 - 1.06e9) / 7)], "to three others each"
+    assert row(shown, nccl_memory) == [format_bytes(1.06e9 + 3 * (4.34e9 - 1.06e9) / 7)], "to three others each"
     _, shown, _ = machine.plan(config, "--ranks", 2)
-    assert way not in shown and taken not in shown
+    assert way not in shown and nccl_memory not in shown
 
 
 def test_says_what_does_not_fit_on_disk(machine, monkeypatch):
@@ -194,8 +194,8 @@ def test_the_state_on_disk_is_not_in_memory_and_grows_with_those_that_train(mach
     _, shown, _ = machine.plan(machine.config("fedgmh-full", **common))
     assert "runtime.state" not in shown
     _, shown, _ = machine.plan(machine.config("fedgmh-full", **common, runtime={"state": "disk"}))
-    (found,) = re.findall(r"state of clients on disk \(runtime.state\), at most ([0-9.]+) KiB", shown)
-    assert 300 < float(found) < 350
+    (kibibytes,) = re.findall(r"state of clients on disk \(runtime.state\), at most ([0-9.]+) KiB", shown)
+    assert 300 < float(kibibytes) < 350
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def test_an_evaluation_after_many_rounds_counts_as_often_as_it_comes(machine, mo
     assert planned.seconds.test > 0
     assert not [note for note in advice.find_useless_ranks(planned) if "nothing to do" in note]
     monkeypatch.setattr(forecast, "_MAX_ROUNDS", 300)
-    whole = forecast.predict(config, here)
-    for (_, *means), (_, *expected) in zip(planned.bytes_per_round(), whole.bytes_per_round(), strict=True):
+    full = forecast.predict(config, here)
+    for (_, *means), (_, *expected) in zip(planned.bytes_per_round(), full.bytes_per_round(), strict=True):
         assert means == pytest.approx(expected)
     costs = planned.measured.costs
-    test = [forecast.compute_seconds(planned.ranks, 4, rounds, costs)[1] for rounds in (planned.rounds, whole.rounds)]
+    test = [forecast.compute_seconds(planned.ranks, 4, rounds, costs)[1] for rounds in (planned.rounds, full.rounds)]
     assert test[0] == pytest.approx(test[1])
 
 

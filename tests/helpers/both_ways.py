@@ -15,12 +15,12 @@ def federation_of(raw):
 def run(raw, folder):
     """Run on one rank and on two; check what must hold for every run; return the digest and the first run's folder."""
     raw = {**raw, "checkpoint": {"keep": 0, **raw.get("checkpoint", {})}}
-    one = quick_run.run(raw, folder / "one")
-    assert quick_run.run(raw, folder / "two", ranks=2) == one
-    federation, there = federation_of(raw), run_folder.rounds(folder / "one")
+    digest = quick_run.run(raw, folder / "one")
+    assert quick_run.run(raw, folder / "two", ranks=2) == digest
+    federation, saved_rounds = federation_of(raw), run_folder.rounds(folder / "one")
     rounds = raw["training"]["rounds"]
-    assert there[0] == 0 and there[-1] == rounds
-    assert run_folder.digest(folder / "one", 0) != one, "training has changed something"
+    assert saved_rounds[0] == 0 and saved_rounds[-1] == rounds
+    assert run_folder.digest(folder / "one", 0) != digest, "training has changed something"
     for name in ("one", "two"):
         metrics = run_folder.read_metrics(folder / name, rounds)
         assert metrics["total"].tolist() == federation.num_test.tolist()
@@ -30,7 +30,7 @@ def run(raw, folder):
     for cohort, (_, arrays) in run_folder.read_clients(folder / "one", rounds, everyone(federation)).items():
         state.update({f"{cohort}/{path}": array for path, array in arrays.items()})
     assert state and all(np.isfinite(array).all() for array in state.values())
-    return one, folder / "one"
+    return digest, folder / "one"
 
 
 def everyone(federation):

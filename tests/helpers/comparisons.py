@@ -32,8 +32,8 @@ def mean(trees):
 
 def data_of(passes, lr=0.1, round=1, decay=1.0):
     """A client's data with the given passes; the rest of it is that of `small_task.batch(0)`."""
-    whole = small_task.data([small_task.batch(0)], lr)
-    return dataclasses.replace(whole, passes=dict(passes), round=round, decay=decay)
+    data = small_task.data([small_task.batch(0)], lr)
+    return dataclasses.replace(data, passes=dict(passes), round=round, decay=decay)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def check_padding(algorithm, client, down, names):
     def update(client, down, weight):
         passes = {
             name: [
-                small_task.padded(small_task.batch(place).x, small_task.batch(place).y, one) for one in weight.unbind(0)
+                small_task.padded(small_task.batch(place).x, small_task.batch(place).y, row) for row in weight.unbind(0)
             ]
             for place, name in enumerate(names)
         }
@@ -98,15 +98,17 @@ def check_lanes(task, algorithm, client, down, names):
     batches = [[small_task.batch(2 * lane + place) for place in range(2)] for lane in range(2)]
 
     def in_lane(client, down, x, y):
-        real = [small_task.padded(*one, torch.ones(len(one[1]))) for one in zip(x.unbind(0), y.unbind(0), strict=True)]
+        real = [
+            small_task.padded(*batch, torch.ones(len(batch[1]))) for batch in zip(x.unbind(0), y.unbind(0), strict=True)
+        ]
         return algorithm.client_update(task.replace(batched=True), client, down, data_of(dict.fromkeys(names, real)))
 
-    both = tree.stack([{"client": client, "down": down}] * 2)
-    x, y = (torch.stack([torch.stack([getattr(one, name) for one in each]) for each in batches]) for name in "xy")
-    lanes = torch.func.vmap(in_lane)(both["client"], both["down"], x, y)
-    for lane, mine in enumerate(batches):
-        loop = algorithm.client_update(task, client, down, data_of(dict.fromkeys(names, mine)))
-        for found, expected in zip(lanes, loop, strict=True):
+    rows = tree.stack([{"client": client, "down": down}] * 2)
+    x, y = (torch.stack([torch.stack([getattr(batch, name) for batch in pair]) for pair in batches]) for name in "xy")
+    lanes = torch.func.vmap(in_lane)(rows["client"], rows["down"], x, y)
+    for lane, lane_batches in enumerate(batches):
+        loop = algorithm.client_update(task, client, down, data_of(dict.fromkeys(names, lane_batches)))
+        for actual, expected in zip(lanes, loop, strict=True):
             for path, leaf in tree.leaves(expected):
                 # 1e-5: float32 sums in another order.
-                torch.testing.assert_close(tree.at(tree.row(found, lane), path), leaf, rtol=0, atol=1e-5)
+                torch.testing.assert_close(tree.at(tree.row(actual, lane), path), leaf, rtol=0, atol=1e-5)

@@ -20,10 +20,10 @@ class Counts:
     syncs: int = 0
 
     def __sub__(self, other: "Counts") -> "Counts":
-        return Counts(*(mine - theirs for mine, theirs in zip(self.row(), other.row(), strict=True)))
+        return Counts(*(count - other_count for count, other_count in zip(self.row(), other.row(), strict=True)))
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*(mine + theirs for mine, theirs in zip(self.row(), other.row(), strict=True)))
+        return Counts(*(count + other_count for count, other_count in zip(self.row(), other.row(), strict=True)))
 
     def row(self) -> tuple[int, int, int, int]:
         """The four numbers in order."""

@@ -59,7 +59,7 @@ def damaged_arrays(arrays, rng):
     array = arrays[name]
     kind = rng.randrange(6)
     if kind == 0:
-        return {other: one for other, one in arrays.items() if other != name}
+        return {other: content for other, content in arrays.items() if other != name}
     if kind == 1:
         kinds = ("<i8", ">i4", "<f8", "<f2", "<U3", "|S2", "?", "<u8", "<c16", "<M8[s]")
         changed = np.zeros(array.shape, rng.choice(kinds))

@@ -8,8 +8,8 @@ import numpy as np
 
 
 def about(file):
-    found: dict[str, Any] = json.loads(file.attrs["about"])
-    return found
+    description: dict[str, Any] = json.loads(file.attrs["about"])
+    return description
 
 
 def has_values(dataset):
@@ -24,7 +24,7 @@ def restate(file, values):
 
 def stamp(dataset, checksum=None):
     """Say that an array has a checksum: by default its own."""
-    found = about(dataset.file)
+    description = about(dataset.file)
     own = zlib.crc32(np.ascontiguousarray(dataset[()]).tobytes()) if checksum is None else checksum
-    found["arrays"][dataset.name.lstrip("/")] = {"crc32": own}
-    restate(dataset.file, found)
+    description["arrays"][dataset.name.lstrip("/")] = {"crc32": own}
+    restate(dataset.file, description)

@@ -73,11 +73,11 @@ class Timeline:
         self.now = before
 
     def record_event(self, stream: FakeStream) -> Any:
-        known = FakeStream("event", dict(stream.known))
+        event = FakeStream("event", dict(stream.known))
 
         def synchronize():
             self.log.append("wait")
-            self.host.wait_stream(known)
+            self.host.wait_stream(event)
 
         return mock.Mock(synchronize=synchronize)
 
@@ -87,20 +87,20 @@ class Timeline:
 
     def operation(self, func: Any, read: list[Tensor], written: list[Tensor], at: FakeStream) -> None:
         """Note an operation, and what it is not ordered after."""
-        for one in [*read, *written]:
-            if (before := self._written.get(_memory(one))) and at.known.get(before[0], 0) < before[1]:
+        for tensor in [*read, *written]:
+            if (before := self._written.get(_memory(tensor))) and at.known.get(before[0], 0) < before[1]:
                 self.races.append(f"{func} on {at.name} does not wait for {before[0]}")
-        for one in written:
-            for name, count in self._read.get(_memory(one), {}).items():
+        for tensor in written:
+            for name, count in self._read.get(_memory(tensor), {}).items():
                 if at.known.get(name, 0) < count:
                     self.races.append(f"{func} on {at.name} overwrites what {name} may still read")
         place = at.launch()
-        for one in read:
-            self._read.setdefault(_memory(one), {})[place[0]] = place[1]
-            if isinstance(one, StubTensor) and self._of.get(_memory(one), at.name) != at.name:
-                self._used.setdefault(_memory(one), set()).add(at.name)
-        for one in written:
-            self._written[_memory(one)] = place
+        for tensor in read:
+            self._read.setdefault(_memory(tensor), {})[place[0]] = place[1]
+            if isinstance(tensor, StubTensor) and self._of.get(_memory(tensor), at.name) != at.name:
+                self._used.setdefault(_memory(tensor), set()).add(at.name)
+        for tensor in written:
+            self._written[_memory(tensor)] = place
 
     def made(self, tensor: Tensor, at: FakeStream) -> None:
         """Memory that a queue has made."""
@@ -120,8 +120,8 @@ class Timeline:
 
 
 def _memory(tensor):
-    there = isinstance(tensor, StubTensor)
-    return there, (tensor.values if there else tensor).untyped_storage().data_ptr()
+    on_stub = isinstance(tensor, StubTensor)
+    return on_stub, (tensor.values if on_stub else tensor).untyped_storage().data_ptr()
 
 
 @contextmanager
@@ -133,25 +133,25 @@ def fake_streams():
 
     class OnStreams(StubDevice):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-            before = {_memory(one) for one in given}
+            inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+            before = {_memory(leaf) for leaf in inputs}
             out = super().__torch_dispatch__(func, types, args, kwargs)
-            found = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
-            there = any(isinstance(one, StubTensor) for one in [*given, *found])
-            at = timeline.now if there else timeline.host
-            if there:
+            outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
+            on_stub = any(isinstance(leaf, StubTensor) for leaf in [*inputs, *outputs])
+            at = timeline.now if on_stub else timeline.host
+            if on_stub:
                 at.learn(timeline.host)  # launched after all that the host has done
-            new = [one for one in found if _memory(one) not in before]
-            for one in new:
-                timeline.made(one, at)
-            changed = [one for one, spec in zip(args, func._schema.arguments, strict=False) if spec.is_write]
-            written = [one for one in tree_flatten(changed)[0] if isinstance(one, Tensor)]
-            read = [one for one in given if all(one is not other for other in written)]
+            new = [leaf for leaf in outputs if _memory(leaf) not in before]
+            for leaf in new:
+                timeline.made(leaf, at)
+            changed = [leaf for leaf, spec in zip(args, func._schema.arguments, strict=False) if spec.is_write]
+            written = [leaf for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor)]
+            read = [leaf for leaf in inputs if all(leaf is not changed_tensor for changed_tensor in written)]
             if not func.is_view:
                 timeline.operation(func, read, [*written, *new], at)
-            both = {isinstance(one, StubTensor) for one in [*given, *found] if one.ndim} == {True, False}
+            mixed = {isinstance(leaf, StubTensor) for leaf in [*inputs, *outputs] if leaf.ndim} == {True, False}
             if (
-                both
+                mixed
                 and func.overloadpacket in _COPIES
                 and not ((kwargs or {}).get("non_blocking") or True in args[2:3])
             ):

@@ -38,9 +38,9 @@ def check(case, model, executor, device):
     """One line of what was seen; raises `AssertionError` where something does not hold."""
     raw = stub_run.settings(case, model, executor, steps=24)
     raw["training"] |= {"rounds": 2, "lr_decay": 0.9}
-    captures, launches, said = list[int](), list[int](), _Said()
+    captures, launches, handler = list[int](), list[int](), _Said()
     cuda_graphs.warn_not_captured.cache_clear()
-    logging.getLogger("pflmpi").addHandler(said)
+    logging.getLogger("pflmpi").addHandler(handler)
 
     def counted(work):
         captures.append(1)
@@ -52,18 +52,18 @@ def check(case, model, executor, device):
         again = stub_run.run({**raw, "data": {**raw["data"], "resident": "host"}}, False, device).values
     with replay.without_replay():
         plain = stub_run.run(raw, False, device).values
-    logging.getLogger("pflmpi").removeHandler(said)
+    logging.getLogger("pflmpi").removeHandler(handler)
     host = _numbers(stub_run.run(raw, False).values)
     assert not _differing(captured, again), f"a second run has other bits in {_differing(captured, again)}"
     assert not _differing(captured, plain), f"plain steps have other bits in {_differing(captured, plain)}"
     far = _distance(_numbers(captured), host)
-    line = f"{len(captures)} captures, {len(launches)} launches, {far:.1e} from the host; {'; '.join(said.lines)}"
+    line = f"{len(captures)} captures, {len(launches)} launches, {far:.1e} from the host; {'; '.join(handler.lines)}"
     if far >= CLOSE:
         moved = max(_distance(_numbers(values), host) for values in map(partial(_with_other_last_bits, raw), range(3)))
         line += f"up to {moved:.1e} between runs of the host that begin with other last bits"
         assert far < 4 * moved, line
     expected = 0 if case["algorithm"]["name"] in OWN_STEPS else 2
-    assert len(captures) >= expected and bool(launches) == bool(expected) and not said.lines, line
+    assert len(captures) >= expected and bool(launches) == bool(expected) and not handler.lines, line
     return line
 
 
@@ -82,16 +82,16 @@ def main(model, executor, *cases):
     return failed
 
 
-def _differing(some, others):
-    return [path for path, leaf in some.items() if not torch.equal(leaf, others[path])]
+def _differing(leaves, other_leaves):
+    return [path for path, leaf in leaves.items() if not torch.equal(leaf, other_leaves[path])]
 
 
 def _numbers(values):
     return {path: leaf.cpu() for path, leaf in values.items() if leaf.is_floating_point() and leaf.numel()}
 
 
-def _distance(some, others):
-    return max(float((some[path] - leaf).abs().max()) for path, leaf in others.items())
+def _distance(leaves, other_leaves):
+    return max(float((leaves[path] - leaf).abs().max()) for path, leaf in other_leaves.items())
 
 
 def _with_other_last_bits(raw, seed):

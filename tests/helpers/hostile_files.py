@@ -107,11 +107,11 @@ def seal(run, place):
     head = (run / place).read_bytes()[:60]
     for path in sorted(run.glob("round_*.h5")):
         with h5py.File(path, "r+") as file:
-            said = about(file)
-            if place in said["shards"]:
+            description = about(file)
+            if place in description["shards"]:
                 length, checksum = head.split(b"bytes=")[1].split()[0], head.split(b"crc32=")[1][:8]
-                said["shards"][place] = [int(length), int(checksum, 16)]
-                restate(file, said)
+                description["shards"][place] = [int(length), int(checksum, 16)]
+                restate(file, description)
         seal_file(path)
 
 
@@ -123,9 +123,9 @@ def seal_file(path):
 
 def _array(file, group):
     """The path of the first array below a group."""
-    found: list[str] = []
-    file[group].visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-    return f"{group}/{found[0]}"
+    names: list[str] = []
+    file[group].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return f"{group}/{names[0]}"
 
 
 def external_link(group, to):
@@ -255,9 +255,9 @@ def references(file, outside):
 def shard_names(name):
     def change(file, outside):
         restate(file, about(file) | {"shards": {name.replace("OUT", str(outside)): [0, 0]}})
-        for each in ("file", "row"):
-            file[f"layout/{each}"][...] = 0
-            stamp(file[f"layout/{each}"])
+        for column in ("file", "row"):
+            file[f"layout/{column}"][...] = 0
+            stamp(file[f"layout/{column}"])
 
     return change
 

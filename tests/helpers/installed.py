@@ -63,7 +63,7 @@ class OutsideWorld:
             trackers = ["tensorboard", *filter(find_spec, _TRACKERS)]
             short = ["training.rounds=1", f"output.trackers=[{', '.join(trackers)}]"]
             start = ["mpirun", "-n", "3", "pflmpi", "run", f"{name}.yaml", "--out", str(run), "--quiet"]
-            self.call([*start, *(word for one in short for word in ("-s", one))])
+            self.call([*start, *(word for setting in short for word in ("-s", setting))])
             rounds = yaml_file.read(self.folder / f"{name}.yaml")["training"]["rounds"]
             more = ["--ranks", "2", "-s", f"training.rounds={rounds}", "--quiet"]
             self.call(["pflmpi", "resume", str(run), *more])

@@ -79,9 +79,9 @@ class Newcomer(Algorithm):
         }
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        mine = part(client, "mine")
-        model = train(task, mine, data.passes["train"], model_loss(task), data.learning_rate)
-        before, after = part(mine, "head"), part(model, "head")
+        own_model = part(client, "mine")
+        model = train(task, own_model, data.passes["train"], model_loss(task), data.learning_rate)
+        before, after = part(own_model, "head"), part(model, "head")
         trust = data.class_counts.max() / data.num_samples
         state: Tree = {
             "mine": model,

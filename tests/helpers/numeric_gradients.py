@@ -28,9 +28,9 @@ def descend(loss, w, paths, lr):
     return moved
 
 
-def assert_near(found, expected, prefix="", tolerance=2e-6):
+def assert_near(actual, expected, prefix="", tolerance=2e-6):
     """The tolerance is that of float32 weights near one and of differences of a float64 loss."""
-    for path, leaf in tree.leaves(found):
+    for path, leaf in tree.leaves(actual):
         np.testing.assert_allclose(leaf.double().numpy(), expected[prefix + path], rtol=0, atol=tolerance, err_msg=path)
 
 

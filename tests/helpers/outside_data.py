@@ -12,7 +12,7 @@ def write(folder):
     """table.npz, bytes.h5, pictures/, divided/ as PFLlib writes it, and text.npz by the example, which is there."""
     rng = np.random.default_rng(0)
     x, who = rng.normal(3, 2, (240, 4)), np.arange(240) % 5
-    np.savez(folder / "table.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(int), client=[f"site {one}" for one in who])
+    np.savez(folder / "table.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(int), client=[f"site {client}" for client in who])
     with h5py.File(folder / "bytes.h5", "w") as file:
         y = np.arange(240) % 4
         file["x"], file["y"] = (rng.integers(0, 99, (240, 6, 6)) + 40 * y[:, None, None]).astype(np.uint8), y

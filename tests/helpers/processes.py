@@ -70,25 +70,25 @@ def descendants(pid):
         with contextlib.suppress(OSError, ValueError):
             stat = (entry / "stat").read_text()
             parents.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
-    found, queue = [], [pid]
+    pids, queue = [], [pid]
     while queue:
         children = parents.get(queue.pop(0), [])
-        found += children
+        pids += children
         queue += children
-    return found
+    return pids
 
 
 def ranks_of(pid):
     """The processes below one that are ranks: they run `pflmpi` and have no child that does."""
-    mine = [one for one in descendants(pid) if "pflmpi" in _command(one)]
-    return [one for one in mine if not any(child in mine for child in descendants(one))]
+    candidates = [process for process in descendants(pid) if "pflmpi" in _command(process)]
+    return [process for process in candidates if not any(child in candidates for child in descendants(process))]
 
 
 def kill_all(pid):
     """SIGKILL a process and everything below it, at once."""
-    for one in [pid, *descendants(pid)]:
+    for process in [pid, *descendants(pid)]:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def wait_for(condition, what, timeout=PATIENCE, every=0.02):

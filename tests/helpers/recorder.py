@@ -51,9 +51,9 @@ class Recorder(Transport):
     def maximum(self, values: np.ndarray) -> np.ndarray:
         before = self._now
         self._now = "agreement" if before == "control" else before
-        found = super().maximum(values)
+        result = super().maximum(values)
         self._now = before
-        return found
+        return result
 
     def _record(self, receiver: int, content: np.ndarray, down: bool) -> None:
         self.sent.append(Payload(self._now, self.rank, receiver, content.tobytes(), down))

@@ -25,24 +25,28 @@ def ideal(ranks):
     return {"seconds": 8 / ranks, "compute_seconds": 8 / ranks, "evaluation_seconds": 2 / ranks}
 
 
-def measured(out, found, seconds=ideal, digest=lambda _: "d"):
+def measured(out, study, seconds=ideal, digest=lambda _: "d"):
     """Write the experiment with all its runs; the first round takes ten times as long."""
-    experiment.write(found, out)
-    for one in runs(found):
-        run(out, one, seconds(one.ranks))
-        known = {"ranks": one.ranks, "repeat": one.repeat, "digest": digest(one), "pflmpi": "1", **ABOUT}
-        records.write(one.record(out), known)
+    experiment.write(study, out)
+    for point in runs(study):
+        run(out, point, seconds(point.ranks))
+        record = {"ranks": point.ranks, "repeat": point.repeat, "digest": digest(point), "pflmpi": "1", **ABOUT}
+        records.write(point.record(out), record)
     return out
 
 
-def run(out, one, columns):
+def run(out, point, columns):
     """Write the metrics of a run."""
-    folder = one.run(out)
+    folder = point.run(out)
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for number in range(1, ROUNDS + 1):
         line: dict[str, float] = dict.fromkeys(metrics_file.COLUMNS, 0)
-        line |= {"memory_rank_bytes": 2**20, "memory_bytes": one.ranks * 2**20, "wire_up_bytes": 100 * (one.ranks - 1)}
+        line |= {
+            "memory_rank_bytes": 2**20,
+            "memory_bytes": point.ranks * 2**20,
+            "wire_up_bytes": 100 * (point.ranks - 1),
+        }
         line |= {name: value * (10 if number == 1 else 1) for name, value in columns.items()}
         lines.append({**line, "round": number, "participants": 4})
     with open(metrics_file.path(folder), "w", newline="") as file:

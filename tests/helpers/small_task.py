@@ -30,22 +30,22 @@ def padded(x, y, weight):
 
 
 def data(batches, lr=0.1):
-    labels = torch.cat([one.y for one in batches])
+    labels = torch.cat([minibatch.y for minibatch in batches])
     counts = torch.bincount(labels, minlength=CLASSES).float()
     return ClientData({"train": batches}, batches, counts, lr, 1)
 
 
 def body_leaves(model):
     """The body's weight and bias, whatever the model calls them."""
-    found = []
+    leaves = []
 
     def walk(node):
         for key in sorted(node):
             value = node[key]
-            walk(value) if isinstance(value, dict) else found.append(value)
+            walk(value) if isinstance(value, dict) else leaves.append(value)
 
     walk(model["body"])
-    return sorted(found, key=lambda leaf: -leaf.ndim)
+    return sorted(leaves, key=lambda leaf: -leaf.ndim)
 
 
 def to_numpy(model):
@@ -59,8 +59,8 @@ def to_numpy(model):
     }
 
 
-def flat(one):
-    return one.x.flatten(1).double().numpy(), one.y.numpy()
+def flat(minibatch):
+    return minibatch.x.flatten(1).double().numpy(), minibatch.y.numpy()
 
 
 def assert_close(model, expected, tolerance=1e-6):

@@ -103,12 +103,12 @@ class World:
         return digest_of_blocks(self.server, [self.flat(np.arange(self.n))])
 
 
-def alike(found, expected):
-    assert sorted(found) == sorted(expected)
+def alike(actual, expected):
+    assert sorted(actual) == sorted(expected)
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype, name
-        assert found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
+        assert actual[name].dtype == array.dtype, name
+        assert actual[name].shape == array.shape, name
+        assert actual[name].tobytes() == array.tobytes(), name
 
 
 class Killed(BaseException):

@@ -88,7 +88,7 @@ def write(path, costs):
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["case", "model", "executor", *NAMES])
-        writer.writerows([*key, *asdict(one).values()] for key, one in costs.items())
+        writer.writerows([*key, *asdict(cost).values()] for key, cost in costs.items())
 
 
 def _each(counts, units):

@@ -68,7 +68,7 @@ class StubDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        ours = [one for one in tensors if isinstance(one, StubTensor)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, StubTensor)]
         wanted = kwargs.get("device")
         target = "stub" if ours else "cpu"
         if wanted is not None:
@@ -126,21 +126,21 @@ def _launches(func, args):
     if not func.__name__.startswith("_foreach"):
         return 1
     lists = [value for value in args if isinstance(value, list | tuple)]
-    alike = all(len({(one.shape, one.stride(), one.dtype) for one in row}) == 1 for row in zip(*lists, strict=True))
+    alike = all(len({(leaf.shape, leaf.stride(), leaf.dtype) for leaf in row}) == 1 for row in zip(*lists, strict=True))
     return 1 if alike else len(lists[0])
 
 
 def _waits(func, packet, tensors):
     if packet in _INDEXING:  # by booleans: as many results as there are true ones
-        return any(one.dtype in (torch.bool, torch.uint8) for one in tensors[1:])
+        return any(index.dtype in (torch.bool, torch.uint8) for index in tensors[1:])
     return packet in _ALSO_WAIT or any(tag in func.tags for tag in _WAITS)
 
 
 def _refuse_two_devices(func, packet, tensors, ours):
     """Raise as CUDA does; single numbers of the host are allowed beside tensors in pointwise operations."""
-    for one in tensors:
-        if isinstance(one, StubTensor) or (one.ndim == 0 and torch.Tag.pointwise in func.tags):
+    for tensor in tensors:
+        if isinstance(tensor, StubTensor) or (tensor.ndim == 0 and torch.Tag.pointwise in func.tags):
             continue
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found {DEVICE} and {one.device} in {func}"
+            f"Expected all tensors to be on the same device, but found {DEVICE} and {tensor.device} in {func}"
         )

@@ -14,10 +14,10 @@ def payload(seed, size):
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def same(found, right):
+def same(actual, right):
     """Equal in type, shape and bits; `==` would not tell 0.0 from -0.0."""
-    assert found.dtype == right.dtype and found.shape == right.shape
-    assert found.tobytes() == right.tobytes()
+    assert actual.dtype == right.dtype and actual.shape == right.shape
+    assert actual.tobytes() == right.tobytes()
 
 
 def check_broadcast(transport, size=1000, seed=1):
@@ -37,9 +37,9 @@ def check_broadcast_of_read_only_memory(transport):
 def check_gather(transport, sizes=None, seed=4):
     sizes = sizes or [10 + 7 * rank for rank in range(transport.size)]
     parts = [payload(seed + rank, size) for rank, size in enumerate(sizes)]
-    found = transport.gather(parts[transport.rank], sizes)
-    assert (found is None) == (transport.rank != 0)
-    for part, right in zip(found or [], parts, strict=transport.rank == 0):
+    gathered = transport.gather(parts[transport.rank], sizes)
+    assert (gathered is None) == (transport.rank != 0)
+    for part, right in zip(gathered or [], parts, strict=transport.rank == 0):
         same(part, right)
 
 
@@ -51,11 +51,11 @@ def check_exchange(transport, sizes=None, seed=5, down=False):
     def between(sender, receiver):
         return payload(seed + sender * count + receiver, int(sizes[sender, receiver]))
 
-    mine = {other: between(rank, other) for other in range(count) if sizes[rank, other]}
-    theirs = {sender: int(size) for sender, size in enumerate(sizes[:, rank]) if size}
-    found = transport.exchange(mine, theirs, int(sizes.sum() - np.trace(sizes)), down)
-    assert found.keys() == theirs.keys() and found.get(rank) is mine.get(rank)
-    for sender, part in found.items():
+    sent = {peer: between(rank, peer) for peer in range(count) if sizes[rank, peer]}
+    expected_sizes = {sender: int(size) for sender, size in enumerate(sizes[:, rank]) if size}
+    received = transport.exchange(sent, expected_sizes, int(sizes.sum() - np.trace(sizes)), down)
+    assert received.keys() == expected_sizes.keys() and received.get(rank) is sent.get(rank)
+    for sender, part in received.items():
         same(part, between(sender, rank))
 
 
@@ -84,8 +84,8 @@ def check_maximum(transport):
 
 def check_maximum_of_special_values(transport):
     last = transport.rank == transport.size - 1
-    found = transport.maximum(np.array([np.inf if last else 1.0, -np.inf, np.nan if last else np.inf]))
-    assert found[:2].tolist() == [np.inf, -np.inf] and np.isnan(found[2]), "a NaN is not lost"
+    maximum = transport.maximum(np.array([np.inf if last else 1.0, -np.inf, np.nan if last else np.inf]))
+    assert maximum[:2].tolist() == [np.inf, -np.inf] and np.isnan(maximum[2]), "a NaN is not lost"
 
 
 def check_barrier(transport):
@@ -94,7 +94,7 @@ def check_barrier(transport):
 
 
 def check_counters(transport):
-    others = transport.size - 1
+    num_others = transport.size - 1
     transport.take_moved()
     with transport.counting():
         check_broadcast(transport, 100)
@@ -104,8 +104,8 @@ def check_counters(transport):
     transport.maximum(np.zeros(3))  # what is no message of an algorithm does not count
     check_exchange(transport, np.full((transport.size, transport.size), 5))
     transport.barrier()
-    pairs = transport.size * others
-    assert transport.take_moved() == (100 * others + 9 * pairs, 7 * others + 3 * pairs)
+    pairs = transport.size * num_others
+    assert transport.take_moved() == (100 * num_others + 9 * pairs, 7 * num_others + 3 * pairs)
     assert transport.take_moved() == (0, 0)
 
 

@@ -32,14 +32,14 @@ def say(text):
 
 
 def check(transport):
-    for name, one in transport_checks.CHECKS.items():
-        one(transport)
+    for name, run_check in transport_checks.CHECKS.items():
+        run_check(transport)
         say(f"rank {transport.rank} of {transport.size} over {transport.name}: {name} holds")
     transport.barrier()
     with mock.patch.object(Transport, "max_message", 1000):
-        for name, one in transport_checks.CHECKS.items():
+        for name, run_check in transport_checks.CHECKS.items():
             if name != "large_messages":
-                one(transport)
+                run_check(transport)
     if transport.name == "torch":
         check_messages_between_gpus(transport)
     if transport.name == "mpi":
@@ -65,14 +65,14 @@ def check_messages_between_gpus(transport, device="cpu", backend="gloo"):
             mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
             mock.patch.object(torchdist, "STAGED", 1 << 20),  # so that large parts pass through GPUs in pieces
         ):
-            for one in transport_checks.CHECKS.values():
-                one(transport)
+            for run_check in transport_checks.CHECKS.values():
+                run_check(transport)
             assert transport.takes_gpu_memory(LARGE) and not transport.takes_gpu_memory(1000)
             right = transport_checks.payload(7, LARGE)
-            there = torch.from_numpy(right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8))
-            there = there.to(device if transport.rank in ranks else "cpu")
-            transport.broadcast(there)
-            transport_checks.same(there.cpu().numpy(), right)
+            buffer = torch.from_numpy(right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8))
+            buffer = buffer.to(device if transport.rank in ranks else "cpu")
+            transport.broadcast(buffer)
+            transport_checks.same(buffer.cpu().numpy(), right)
         assert carried.call_count == 2, "only the large ones"
         assert (moved.call_count > 0) == (transport.rank in ranks and len(ranks) > 1), "likewise"
 
@@ -123,16 +123,16 @@ def check_messages_in_gpu_memory(transport):
     to, of = (rank + 1) % size, (rank - 1) % size
     parts = {to: GpuBytes(transport_checks.payload(rank, LARGE), uses)}
     with mock.patch.dict(sys.modules, torch=fake_torch):
-        found = transport.exchange(
+        received = transport.exchange(
             cast(Any, parts),
             {of: LARGE},
             size * LARGE,
             empty=lambda many: cast(Any, GpuBytes(np.zeros(many, "u1"), uses)),
         )
-    transport_checks.same(cast(Any, found[of]).values, transport_checks.payload(of, LARGE))
+    transport_checks.same(cast(Any, received[of]).values, transport_checks.payload(of, LARGE))
     assert uses.count("moved") == 2, "from GPU to GPU"
-    for one in transport_checks.CHECKS.values():
-        one(transport)
+    for run_check in transport_checks.CHECKS.values():
+        run_check(transport)
 
 
 def go_wrong(transport, how):

@@ -93,8 +93,8 @@ def _case(words, folders):
         texts = [_text(file) for file in (out, err, hook, modules)]
     opened, written = watch.seen()
     python, imported = ({*text.split("\0")} - {""} for text in texts[2:])
-    found = {"out": texts[0], "err": texts[1], "opened": opened, "written": written, "python": sorted(python)}
-    return {"code": status, **found}, imported
+    report = {"out": texts[0], "err": texts[1], "opened": opened, "written": written, "python": sorted(python)}
+    return {"code": status, **report}, imported
 
 
 def _installed():

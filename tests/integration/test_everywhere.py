@@ -39,9 +39,9 @@ def results(tmp_path_factory):
         words = [*command(way, ranks), str(folder), *([root] if root else [])]
         done = processes.call(words, timeout=2 * processes.PATIENCE)
         assert done.returncode == 0, done.stderr
-        found = json.loads((folder / "results.json").read_text())
-        assert found.pop("transport") == ["mpi" if way == "mpirun" else "torch", ranks]
-        return found
+        outcomes = json.loads((folder / "results.json").read_text())
+        assert outcomes.pop("transport") == ["mpi" if way == "mpirun" else "torch", ranks]
+        return outcomes
 
     return get
 
@@ -51,24 +51,24 @@ def results(tmp_path_factory):
 def test_state_and_scores_have_the_bits_of_a_run_in_process(way, ranks, dataset, results, request):
     if dataset != "digits":
         request.getfixturevalue("data_root")  # skips where there is no such data
-    expected, found = results("in process", 1), results(way, ranks)
-    names = [name for name in found if name.startswith(dataset)]
+    expected, outcomes = results("in process", 1), results(way, ranks)
+    names = [name for name in outcomes if name.startswith(dataset)]
     assert len(names) == 2 * len(MESSAGE_KINDS)
     for key in ("digest", "rounds"):
-        assert {name: found[name][key] for name in names} == {name: expected[name][key] for name in names}, key
+        assert {name: outcomes[name][key] for name in names} == {name: expected[name][key] for name in names}, key
 
 
 @pytest.mark.parametrize("way, ranks", LAUNCHES)
 def test_models_folded_in_slices_have_the_bits_of_a_run_in_process(way, ranks, results):
-    expected, found = results("in process", 1), results(way, ranks)
-    names = [name for name in found if name.startswith("slices")]
+    expected, outcomes = results("in process", 1), results(way, ranks)
+    names = [name for name in outcomes if name.startswith("slices")]
     assert len(names) == 2
-    assert {name: found[name]["digest"] for name in names} == {name: expected[name]["digest"] for name in names}
+    assert {name: outcomes[name]["digest"] for name in names} == {name: expected[name]["digest"] for name in names}
 
 
 def test_clients_are_uneven_and_few_of_them_take_part(results):
     for name, result in results("in process", 1).items():
         assert max(result["samples"]) > 2 * min(result["samples"]), name
-        chosen = {tuple(one["participants"]) for one in result["rounds"]}
+        chosen = {tuple(selection["participants"]) for selection in result["rounds"]}
         if name != "slices 1.0":  # which all take part in
-            assert {len(one) for one in chosen} == {3} and len(chosen) > 1, name
+            assert {len(selection) for selection in chosen} == {3} and len(chosen) > 1, name

@@ -93,10 +93,10 @@ def test_samples_are_windows_of_the_texts(data):
 
 def test_any_number_of_ranks_and_a_resumed_run_give_the_same_bits(data, tmp_path):
     executor = "lanes"
-    one = quick_run.run(settings(data, executor, 3), tmp_path / "one")
-    assert quick_run.run(settings(data, executor, 3), tmp_path / "three", ranks=3) == one
+    digest = quick_run.run(settings(data, executor, 3), tmp_path / "one")
+    assert quick_run.run(settings(data, executor, 3), tmp_path / "three", ranks=3) == digest
     quick_run.run(settings(data, executor, 1), tmp_path / "short")
-    assert quick_run.resume(tmp_path / "short", ("training.rounds=3",), ranks=2) == one
+    assert quick_run.resume(tmp_path / "short", ("training.rounds=3",), ranks=2) == digest
     losses = open_run(tmp_path / "one").columns["train_loss"]
     assert losses[-1] < losses[0] < np.log(28) + 1
 
@@ -134,8 +134,8 @@ def test_very_many_clients_are_a_run_like_any_other(tmp_path):
     runpy.run_path(str(example))["write"](tmp_path / "many_clients.npz", 3000)
     raw = configuration.located(configuration.read(tmp_path / "many_clients.yaml"), tmp_path)
     raw["training"] |= {"rounds": 2, "participation": 0.01}
-    one = quick_run.run(raw, tmp_path / "one")
-    assert quick_run.run(raw, tmp_path / "two", ranks=2) == one
+    digest = quick_run.run(raw, tmp_path / "one")
+    assert quick_run.run(raw, tmp_path / "two", ranks=2) == digest
     run = open_run(tmp_path / "one")
     assert run.round().metrics["total"].tolist() == [1] * 3000
 
@@ -154,9 +154,9 @@ def pretrained(tmp_path):
 def test_adapters_on_attention_of_images_have_the_same_bits(pretrained, tmp_path):
     module, raw = pretrained
     module["write"](tmp_path / "vit")
-    whole = quick_run.run(raw, tmp_path / "one")
+    digest = quick_run.run(raw, tmp_path / "one")
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "three", ranks=3)
-    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == whole
+    assert quick_run.resume(tmp_path / "three", ("training.rounds=3",), ranks=2) == digest
     assert {path.rpartition("/")[2] for path in state_of(tmp_path / "one") if "body" in path} == {"lora_a", "lora_b"}
 
 

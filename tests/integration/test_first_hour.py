@@ -17,13 +17,13 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def steps():
     """The name and content of each file that the page tells to save, and "" with the commands between them."""
-    found, end = [], 0
+    blocks, end = [], 0
     for block in BLOCK.finditer(PAGE):
         names = re.findall(r"[Ss]ave (?:this|it) as\s+`([^`]+)`", PAGE[end : block.start()])
         assert (block[1] == "bash") == (not names), block[0]
-        found.append((names[-1] if names else "", block[2]))
+        blocks.append((names[-1] if names else "", block[2]))
         end = block.end()
-    return found
+    return blocks
 
 
 def test_the_page_tells_a_whole_story():
@@ -41,7 +41,7 @@ def test_every_command_works_in_order(tmp_path):
         "PATH": f"{processes.BIN}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
     }
-    said = {}
+    outputs = {}
     for name, text in steps():
         if name:
             (tmp_path / name).write_text(text)
@@ -49,10 +49,10 @@ def test_every_command_works_in_order(tmp_path):
         for command in text.splitlines():
             done = processes.call(shlex.split(command), timeout=120, env=environment, cwd=tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            said[command] = done.stdout
-    compared = next(text for command, text in said.items() if command.startswith("pflmpi compare"))
+            outputs[command] = done.stdout
+    compared = next(text for command, text in outputs.items() if command.startswith("pflmpi compare"))
     assert "SlowBody" in compared and "algorithm.speed" in compared
     mean = {name: open_run(tmp_path / "runs" / name).columns["accuracy_mean"][-1] for name in ("slow", "fedavg")}
     assert mean["slow"] > mean["fedavg"] + 0.1, "as the page says"
-    shares = re.findall(r"0\.\d{3}|1\.000", said["python open_client.py"])
+    shares = re.findall(r"0\.\d{3}|1\.000", outputs["python open_client.py"])
     assert len(shares) == 2 and shares[0] == shares[1]

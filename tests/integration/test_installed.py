@@ -77,11 +77,11 @@ assert right == run.round().metrics["correct"][1]
 
 def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        members = {name for name in archive.namelist() if ".dist-info/" not in name}
     walked = (Path(place) / name for place, _, names in os.walk(ROOT / "pflmpi", followlinks=True) for name in names)
     expected = {str(path.relative_to(ROOT)) for path in walked if "__pycache__" not in path.parts}
-    assert found == expected
-    assert {"pflmpi/included/configs/quickstart.yaml", "pflmpi/included/launch/srun", "pflmpi/py.typed"} <= found
+    assert members == expected
+    assert {"pflmpi/included/configs/quickstart.yaml", "pflmpi/included/launch/srun", "pflmpi/py.typed"} <= members
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -151,21 +151,21 @@ def test_the_commands_work(world):
     for name in ("pictures", "table", "squares"):
         world.alone(name)
     for line, expected in COMMANDS:
-        said = " ".join(world.call(["pflmpi", *line.split()]).split())
-        assert expected in said, f"pflmpi {line}\n{said}"
+        printed = " ".join(world.call(["pflmpi", *line.split()]).split())
+        assert expected in printed, f"pflmpi {line}\n{printed}"
     headed = world.call(["bash", "-c", "set -o pipefail; pflmpi list training | head -n 1; echo ${PIPESTATUS[0]}"])
     assert headed.split()[-1] == "0"
 
 
 def test_a_source_distribution_makes_the_same_wheel(wheel, tmp_path):
     again = wheel_of(sdist_of(wheel.parent / "source", tmp_path), tmp_path)
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+    with zipfile.ZipFile(wheel) as built, zipfile.ZipFile(again) as rebuilt:
         files = [
             {entry.filename: (entry.CRC, entry.external_attr >> 16 & 0o777) for entry in archive.infolist()}
-            for archive in (one, other)
+            for archive in (built, rebuilt)
         ]
-    for found in files:
-        found.pop(next(name for name in found if name.endswith("/RECORD")))
+    for contents in files:
+        contents.pop(next(name for name in contents if name.endswith("/RECORD")))
     assert files[0] == files[1]
 
 
@@ -186,8 +186,8 @@ def test_the_documentation_comes_with_it(world):
 def test_the_examples_work_where_they_are_written(environment, tmp_path):
     OutsideWorld(tmp_path, environment).call(["pflmpi", "examples", "work"])
     work = OutsideWorld(tmp_path / "work", environment)
-    one = ["-s", "training.rounds=1", "--quiet"]
-    work.call(["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one])
+    one_round = ["-s", "training.rounds=1", "--quiet"]
+    work.call(["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one_round])
     assert "largest_change" in work.call(["pflmpi", "list", "examples/clipped.py:Clipped"])
     assert "FedGMH" in work.call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"])
     script = work.call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"])

@@ -70,10 +70,10 @@ def test_a_wrapper_on_PATH_does_not_start_itself(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / wrapper).symlink_to(ROOT / "launch" / wrapper)
-    found = bench.environment["PATH"]
+    search_path = bench.environment["PATH"]
     for first in (ROOT / "launch", tmp_path / "links"):
-        code, words, rest = bench.call("pflmpi", "run", "a.yaml", PATH=f"{first}:{found}")
-        assert code == 0 and words.endswith("pflmpi run a.yaml") and f"\nPATH={found}\n" in rest
+        code, words, rest = bench.call("pflmpi", "run", "a.yaml", PATH=f"{first}:{search_path}")
+        assert code == 0 and words.endswith("pflmpi run a.yaml") and f"\nPATH={search_path}\n" in rest
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -143,5 +143,5 @@ def test_by_default_all_stop_and_the_dead_rank_is_named(way, whole, tmp_path):
     os.kill(ranks[1], signal.SIGKILL)
     out, err = process.communicate(timeout=processes.PATIENCE)  # which is less than they would wait for a rank
     assert process.returncode not in (0, 2, 75)
-    said = {"mpi": r"rank 1 with PID \d+ on node", "torchrun": r"local_rank: 1 \(pid", "alone": "rank 1 was killed"}
-    assert re.search(said[way], out + err), out + err
+    patterns = {"mpi": r"rank 1 with PID \d+ on node", "torchrun": r"local_rank: 1 \(pid", "alone": "rank 1 was killed"}
+    assert re.search(patterns[way], out + err), out + err

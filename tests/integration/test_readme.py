@@ -31,15 +31,15 @@ PAGES = [README, *sorted({*(ROOT / "docs").glob("*.md")} - {FIRST_HOUR})]
 
 def blocks(language: str, pages: list[Path] = PAGES) -> list[str]:
     """The contents of the code blocks in a language."""
-    found = [re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in pages]
-    return [text.strip() for texts in found for text in texts]
+    by_page = [re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in pages]
+    return [text.strip() for texts in by_page for text in texts]
 
 
 def section(title: str) -> str:
     """The text under a heading of the README, up to the next one of the same level."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section {title!r}"
-    return found[1]
+    match = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert match, f"README has no section {title!r}"
+    return match[1]
 
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
@@ -271,9 +271,9 @@ def test_the_table_file_in_the_documentation_is_valid(tmp_path):
     (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
     path = tmp_path / "table.yaml"
     path.write_text(block)
-    found = table.list_cells(table.load(path), (), None)
-    assert len(found) == 8
-    for cell in found:
+    cells = table.list_cells(table.load(path), (), None)
+    assert len(cells) == 8
+    for cell in cells:
         configuration.parse(cell.raw)
 
 
@@ -293,22 +293,22 @@ def test_the_command_table_has_every_command_with_options_that_exist():
     texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Commands"))
     top = parser()
     commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
-    told: dict[str, set[str]] = {}
+    documented: dict[str, set[str]] = {}
     for text in texts:
         words = re.findall(r"--?[a-z-]+|[a-z]+", text.removeprefix("pflmpi "))
-        told.setdefault(words[0], set()).update(word for word in words if word.startswith("-"))
-    assert told.keys() == commands.keys()
-    for name, options in told.items():
+        documented.setdefault(words[0], set()).update(word for word in words if word.startswith("-"))
+    assert documented.keys() == commands.keys()
+    for name, options in documented.items():
         assert options - {"--"} <= set(commands[name]._option_string_actions), name
 
 
 def test_the_exit_codes_are_those_of_the_errors():
     assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
-    told = dict(re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.MULTILINE))
+    documented = dict(re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.MULTILINE))
     begin = {"0": "done", "1": "a run of a sweep failed", "2": "wrong input", "3": "a fault during the run"}
     begin |= {"75": "stopped after a complete round", "130": "interrupted (Ctrl-C)"}
-    assert told.keys() == begin.keys()
-    assert all(told[code].startswith(text) for code, text in begin.items())
+    assert documented.keys() == begin.keys()
+    assert all(documented[code].startswith(text) for code, text in begin.items())
 
 
 # --- what lies beside it ------------------------------------------------------------------------------------------
@@ -355,8 +355,8 @@ def test_scripts_that_contributors_are_told_to_run_exist():
     ours = {line.split()[0] for line in lines}
     assert ours == {"launch/test", ".ci/lint", ".ci/docs", ".ci/run"}
     assert all(os.access(ROOT / path, os.X_OK) for path in ours)
-    told = (ROOT / ".ci/run").read_text().splitlines()
-    assert {line.split()[0] for line in told if line.startswith(("launch/", ".ci/"))} == ours - {".ci/run"}
+    commands = (ROOT / ".ci/run").read_text().splitlines()
+    assert {line.split()[0] for line in commands if line.startswith(("launch/", ".ci/"))} == ours - {".ci/run"}
 
 
 def test_the_citation_has_this_version_and_the_five_papers():

@@ -44,8 +44,8 @@ def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_en
     done = processes.call(["bash", "-c", f". '{tmp_path}/an env.setup'; {show}"], env=variables, cwd=tmp_path)
     copy = tmp_path / "pflmpi-7"
     package = copy / site.relative_to(tmp_path / "env") / "pflmpi" / "__init__.py"
-    found = done.stdout.replace("dist-packages", "site-packages")  # as Debian's Python calls it
-    assert found.splitlines() == [str(package), str(copy)], done.stderr
+    printed = done.stdout.replace("dist-packages", "site-packages")  # as Debian's Python calls it
+    assert printed.splitlines() == [str(package), str(copy)], done.stderr
     assert (tmp_path / "here" / "configs" / "quickstart.yaml").is_file(), "what pflmpi includes is packed too"
     assert not copy.exists(), "nothing is left on the nodes"
 

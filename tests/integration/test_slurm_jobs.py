@@ -322,8 +322,8 @@ def test_a_trial_measures_the_run_that_it_begins_and_its_job_gets_that_time(fold
     assert testbed.fields(trial)["ExitCode"] == "75:0" and testbed.fields(trial)["TimeLimit"] == "00:02:00"
     state = read_run_status(folder / "run")
     assert state is not None and state.to_end is not None
-    asked = parse_time(testbed.fields(job)["TimeLimit"])
-    assert asked == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
+    limit = parse_time(testbed.fields(job)["TimeLimit"])
+    assert limit == pytest.approx(1.5 * state.to_end + 600, rel=0.3)
     reach(folder / "run", state.round + 1)
     subprocess.run(["scancel", job], check=True, timeout=30)
     testbed.wait_until(job, timeout=PATIENCE)
@@ -450,8 +450,8 @@ def test_all_ranks_start_again_in_their_job_after_one_was_killed(victim, way, fo
         job, log = sbatch(folder, "--output=log", *place, f"--wrap={command}"), folder / "log"
     reach(folder / "run", 2)
     host = testbed.expand(testbed.fields(job)["NodeList"])[victim]
-    ranks = [one for one in testbed.node_processes(host) if is_rank(one)]  # of an earlier test's job too, while it ends
-    os.kill(next(one for one in ranks if Path(f"/proc/{one}/cwd").resolve() == folder.resolve()), signal.SIGKILL)
+    ranks = [pid for pid in testbed.node_processes(host) if is_rank(pid)]  # of an earlier test's job too, while it ends
+    os.kill(next(pid for pid in ranks if Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()), signal.SIGKILL)
     wait_for(lambda: "all start again from the newest checkpoint (1 of 1)" in log.read_text(), "the restart")
     shorten(folder)
     completed(job, log)

@@ -131,10 +131,10 @@ def test_the_same_bits_on_any_ranks_and_after_a_resume(task, raw, tmp_path):
     settings = raw(task, algorithm={"name": "fedper"}, training={"rounds": 3, "batch_size": 4, "participation": 0.6})
     settings = quick_run.settings(settings, runtime={"executor": "lanes", "lanes": 2}, evaluation={"unseen": 0.2})
     settings["data"]["validation"] = 0.2
-    whole = quick_run.run(settings, tmp_path / "one")
-    assert [quick_run.run(settings, tmp_path / f"{ranks}", ranks) for ranks in (2, 3)] == [whole] * 2
+    digest = quick_run.run(settings, tmp_path / "one")
+    assert [quick_run.run(settings, tmp_path / f"{ranks}", ranks) for ranks in (2, 3)] == [digest] * 2
     quick_run.run(quick_run.settings(settings, training={"rounds": 1}), tmp_path / "begun")
-    assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == whole
+    assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == digest
     lines = [metrics_file.read(tmp_path / name)[2] for name in ("one", "3", "begun")]
     for name in TASK_KINDS[task].default_measures:
         assert all(lines[0][f"{prefix}{name}_mean"] for prefix in ("", "unseen_", "validation_"))
@@ -290,9 +290,9 @@ def test_samples_may_count_less_than_one(raw, tmp_path):
         (tmp_path / f"{name}.py").write_text(code)
         sections = {"data": {"task": f"{tmp_path / name}.py:Absolute"}, "evaluation": {"measures": ["mae"]}}
         quick_run.run(raw("regression", **sections), tmp_path / name)
-    for whole, light in zip(*(metrics_file.read(tmp_path / name) for name in ("whole", "light")), strict=True):
+    for full, light in zip(*(metrics_file.read(tmp_path / name) for name in ("whole", "light")), strict=True):
         for column in ("train_loss", "test_loss", "mae_mean"):
-            assert float(light[column]) == pytest.approx(float(whole[column]), abs=2e-6), column
+            assert float(light[column]) == pytest.approx(float(full[column]), abs=2e-6), column
 
 
 FOCAL = """
@@ -331,8 +331,8 @@ def test_columns_of_a_table_are_numbers_to_predict(tmp_path, capfd):
     (tmp_path / "table.csv").write_text("a,price,size\n1,2.5,7\n2,3.5,8\n3,4.5,9\n")
     dataset = read_own(tmp_path / "table.csv", "price", task_kind=TASK_KINDS["regression"]())
     assert (dataset.labels.tolist(), dataset.columns) == ([[2.5], [3.5], [4.5]], ("a", "size"))
-    both = read_own(tmp_path / "table.csv", ["price", "size"], task_kind=TASK_KINDS["regression"]())
-    assert (both.labels.tolist(), both.num_classes) == ([[2.5, 7], [3.5, 8], [4.5, 9]], 2)
+    two_columns = read_own(tmp_path / "table.csv", ["price", "size"], task_kind=TASK_KINDS["regression"]())
+    assert (two_columns.labels.tolist(), two_columns.num_classes) == ([[2.5, 7], [3.5, 8], [4.5, 9]], 2)
     words = ["data", str(tmp_path / "table.csv"), "--task", "regression", "--label"]
     for labels in (["price,size"], ["price", "--label", "size"]):  # no label becomes a column to predict from
         assert quick_run.command([*words, *labels]) == 0

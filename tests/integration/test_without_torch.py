@@ -40,15 +40,15 @@ def named():
 
 def needed(names):
     """The named distributions and all that they need, as they are installed here."""
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     queue = list(names)
     while queue:
         name = canonicalize_name(queue.pop())
-        if name not in found:
-            found[name] = metadata.distribution(name)
-            requirements = [Requirement(text) for text in found[name].requires or []]
-            queue += [one.name for one in requirements if not one.marker or one.marker.evaluate({"extra": ""})]
-    return found
+        if name not in distributions:
+            distributions[name] = metadata.distribution(name)
+            requirements = [Requirement(text) for text in distributions[name].requires or []]
+            queue += [need.name for need in requirements if not need.marker or need.marker.evaluate({"extra": ""})]
+    return distributions
 
 
 def environment(folder, names):
@@ -109,8 +109,8 @@ def test_the_environments_have_what_they_should(laptop, fuller):
 def test_a_report_has_the_same_figures(laptop, run, tmp_path):
     tables, names = [], []
     for python, out in ((HERE, tmp_path / "here"), (laptop, tmp_path / "there")):
-        said = pflmpi(python, "report", run, "--out", out)
-        assert said == f"{out / 'report.html'}\n"
+        stdout = pflmpi(python, "report", run, "--out", out)
+        assert stdout == f"{out / 'report.html'}\n"
         names.append(sorted(path.relative_to(out) for path in out.rglob("*")))
         tables.append({path.relative_to(out): path.read_text() for path in out.rglob("*.csv")})
     assert names[0] == names[1] and len(tables[0]) > 10
@@ -125,18 +125,18 @@ def test_a_table_is_the_same(laptop, tmp_path):
 
 @pytest.mark.parametrize("words", [["--digest"], ["--diff", "1", "3"], ["--verify"]], ids=" ".join)
 def test_inspect_says_the_same(laptop, run, words):
-    said = pflmpi(laptop, "inspect", run, *words)
-    assert said == pflmpi(HERE, "inspect", run, *words)
-    assert words != ["--digest"] or said.strip() == quick_run.digest(run)
+    stdout = pflmpi(laptop, "inspect", run, *words)
+    assert stdout == pflmpi(HERE, "inspect", run, *words)
+    assert words != ["--digest"] or stdout.strip() == quick_run.digest(run)
 
 
 def test_arrays_are_exported_alike(laptop, run, tmp_path):
-    found = []
+    exported = []
     for python, file in ((HERE, tmp_path / "here.npz"), (laptop, tmp_path / "there.npz")):
         pflmpi(python, "export", run, "--client", "2", "-o", file)
         with np.load(file, allow_pickle=False) as arrays:
-            found.append({name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()})
-    assert "head.weight" in found[0] and found[0] == found[1]
+            exported.append({name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()})
+    assert "head.weight" in exported[0] and exported[0] == exported[1]
 
 
 def test_safetensors_are_exported_alike(fuller, run, tmp_path):
@@ -147,16 +147,16 @@ def test_safetensors_are_exported_alike(fuller, run, tmp_path):
 
 
 def test_a_file_of_torch_is_refused_with_what_to_do(laptop, run, tmp_path):
-    said = pflmpi(laptop, "export", run, "--client", "2", "-o", tmp_path / "m.pt", code=2)
-    assert said.count("\n") == 1 and "`pip install torch`, or choose .npz" in said
+    printed = pflmpi(laptop, "export", run, "--client", "2", "-o", tmp_path / "m.pt", code=2)
+    assert printed.count("\n") == 1 and "`pip install torch`, or choose .npz" in printed
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["run", "resume", "probe", "plan", "list"])
 def test_what_computes_is_refused_with_what_is_missing(laptop, run, command):
     words = {"list": [], "resume": [run], "probe": [run]}.get(command, [ROOT / "configs/quickstart.yaml"])
-    said = pflmpi(laptop, command, *words, code=2)
-    assert said.count("\n") == 1 and f"{command} needs torch, which is not installed" in said
+    printed = pflmpi(laptop, command, *words, code=2)
+    assert printed.count("\n") == 1 and f"{command} needs torch, which is not installed" in printed
 
 
 def test_the_example_shows_the_same(laptop, fuller, run):

@@ -51,10 +51,10 @@ def test_participants_have_the_mean_of_equation_4_and_the_absent_keep_theirs(tmp
         xi = xi - torch.diag(xi.diagonal())
         xi = xi / xi.sum(1, keepdim=True).clamp(min=1)
         xi = xi + torch.diag(1 - xi.sum(1))
-        for (path, found), rows, old in zip(tree.leaves(cloud), flat, dict(tree.leaves(before)).values(), strict=True):
+        for (path, actual), rows, old in zip(tree.leaves(cloud), flat, dict(tree.leaves(before)).values(), strict=True):
             expected = old.clone()
-            expected[chosen] = (xi @ rows).float().view(len(chosen), *found.shape[1:])
-            assert torch.equal(found, expected), (round, path)
+            expected[chosen] = (xi @ rows).float().view(len(chosen), *actual.shape[1:])
+            assert torch.equal(actual, expected), (round, path)
         before = cloud
 
 
@@ -143,8 +143,8 @@ def test_a_run_trains_unseen_clients_and_tests_from_its_checkpoint_with_what_cli
     metrics = run_folder.read_metrics(tmp_path, 4)
     assert np.array_equal(count_unseen(experiment, tmp_path, 4).correct, metrics["unseen_correct"])
     # The participants of round 4, from what clients kept after round 3.
-    found = count_trained(experiment, tmp_path, 3, lambda *_: None, after_training=True)
-    assert np.array_equal(found.correct[metrics["participants"]], metrics["trained_correct"])
+    counts = count_trained(experiment, tmp_path, 3, lambda *_: None, after_training=True)
+    assert np.array_equal(counts.correct[metrics["participants"]], metrics["trained_correct"])
 
 
 def test_a_run_whose_server_kept_something_else_is_not_continued(tmp_path, monkeypatch):

@@ -63,15 +63,15 @@ def test_only_real_samples_are_normalised_and_remembered(shape):
     before = mean.clone(), var.clone()
     z, loss, slopes = torch.func.vmap(_lane)(x, real, mean, var, weights)
     for lane, count in enumerate(samples[:2]):
-        own = [one[lane].clone().requires_grad_() for one in weights]
-        kept = [one[lane].clone() for one in before]
+        own = [leaf[lane].clone().requires_grad_() for leaf in weights]
+        kept = [leaf[lane].clone() for leaf in before]
         expected = F.batch_norm(x[lane, :count] * own[2], *kept, own[0], own[1], training=True, momentum=0.3)
         (expected**3).sum().backward()
         torch.testing.assert_close(z[lane, :count], expected)
         torch.testing.assert_close(loss[lane], (expected**3).sum())
         torch.testing.assert_close([mean[lane], var[lane]], kept)
         # 1e-4: the sums of a gradient cancel each other.
-        torch.testing.assert_close([one[lane] for one in slopes], [one.grad for one in own], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close([leaf[lane] for leaf in slopes], [leaf.grad for leaf in own], rtol=1e-4, atol=1e-4)
     assert torch.equal(mean[2], before[0][2]) and torch.equal(var[2], before[1][2]), "padding alone changes nothing"
 
 
@@ -79,12 +79,12 @@ def test_what_is_in_the_padding_changes_no_bit():
     torch.manual_seed(0)
     x, real = torch.randn(1, 5, 4, 2, 2), torch.tensor([[1.0, 1, 1, 0, 0]])
     weights = [torch.rand(1, 4), torch.randn(1, 4), torch.ones(1)]
-    found = []
+    results = []
     for filled in (x, torch.where(real.view(1, 5, 1, 1, 1) > 0, x, 100.0)):
         mean, var = torch.zeros(1, 4), torch.ones(1, 4)
         z, loss, slopes = torch.func.vmap(_lane)(filled, real, mean, var, weights)
-        found.append([z[:, :3], loss, *slopes, mean, var])
-    assert all(map(torch.equal, *found))
+        results.append([z[:, :3], loss, *slopes, mean, var])
+    assert all(map(torch.equal, *results))
 
 
 def test_a_loss_that_gives_the_model_another_batch_is_refused():

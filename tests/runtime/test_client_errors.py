@@ -57,10 +57,10 @@ def test_a_client_that_fails_is_absent_from_that_round(how, runtime, tmp_path, m
     assert digests != {quick_run.run(plain, tmp_path / "plain")}
     for round in range(1, ROUNDS + 1):
         metrics = run_folder.read_metrics(tmp_path / "3", round)
-        whole = run_folder.read_metrics(tmp_path / "plain", round)["participants"].tolist()
+        participants = run_folder.read_metrics(tmp_path / "plain", round)["participants"].tolist()
         absent = [client] if round == bad else []
         assert metrics["skipped"].tolist() == absent
-        assert metrics["participants"].tolist() == sorted(set(whole) - set(absent))
+        assert metrics["participants"].tolist() == sorted(set(participants) - set(absent))
         sent = run_folder.read_bytes(tmp_path / "3", round)["up"] > 0
         assert np.flatnonzero(sent).tolist() == metrics["participants"].tolist(), "nothing of it travels"
     (_, state), *_ = run_folder.read_clients(tmp_path / "3", ROUNDS, np.array([client])).values()
@@ -128,5 +128,5 @@ def test_a_gpu_without_memory_left_is_one_line_with_what_is_computed_at_once(run
 )
 def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_not(values, diverged):
     rows = torch.tensor([[0.5, 2.0], values])
-    found = client_errors._find_diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
-    assert list(found) == ([7] if diverged else [])
+    errors = client_errors._find_diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
+    assert list(errors) == ([7] if diverged else [])

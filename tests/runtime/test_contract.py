@@ -180,8 +180,8 @@ def test_statistics_of_several_models_are_to_be_named_as_frozen(tmp_path, monkey
                 scores = [task.predict(models[name], batch.x, training=True) for name in ("fed", "own")]
                 return cross_entropy(sum(scores), batch)
 
-            both = {"fed": down["model"], "own": task.init()}
-            return {}, {"model": train(task, both, data.passes["train"], loss, data.learning_rate)["fed"]}
+            start = {"fed": down["model"], "own": task.init()}
+            return {}, {"model": train(task, start, data.passes["train"], loss, data.learning_rate)["fed"]}
 
     monkeypatch.setitem(ALGORITHMS._objects, "mine", Mine)
     raw = quick_run.settings(algorithm={"name": "mine"}, model={"name": "resnet18"}, runtime={"executor": "loop"})
@@ -542,8 +542,8 @@ def test_nor_what_is_tested_after_training(executor, tmp_path, monkeypatch):
 
 
 def test_copies_may_be_changed(tmp_path, monkeypatch):
-    found = {run_changing(change_copies, "loop", tmp_path / str(ranks), monkeypatch, ranks) for ranks in (1, 2)}
-    assert len(found) == 1
+    digests = {run_changing(change_copies, "loop", tmp_path / str(ranks), monkeypatch, ranks) for ranks in (1, 2)}
+    assert len(digests) == 1
 
 
 def test_the_server_publishes_its_state_as_it_is(tmp_path, monkeypatch):

@@ -22,20 +22,20 @@ from project import ROOT
 
 
 def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch):
-    taken: list[tuple[float, torch.device]] = []
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: taken.append(limit))
-    there = tuple(Gpu(f"GPU-{i}", "A100", 100 * devices.CUDA_CONTEXT_BYTES) for i in range(2))
-    five = place_ranks([Peer("a", rank, (0,), there) for rank in range(5)], RuntimeConfig(server="shared"))
-    two = place_ranks([Peer("a", rank, (0,), there) for rank in range(2)], RuntimeConfig())
+    limits: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
+    gpus = tuple(Gpu(f"GPU-{i}", "A100", 100 * devices.CUDA_CONTEXT_BYTES) for i in range(2))
+    five = place_ranks([Peer("a", rank, (0,), gpus) for rank in range(5)], RuntimeConfig(server="shared"))
+    two = place_ranks([Peer("a", rank, (0,), gpus) for rank in range(2)], RuntimeConfig())
     for rank in range(5):
         devices.limit_memory(five, rank, RuntimeConfig(gpu_memory=0.5))
-    assert [share for share, _ in taken] == pytest.approx([0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01])
-    assert [device.index for _, device in taken] == [0, 1, 0, 1, 0]
+    assert [share for share, _ in limits] == pytest.approx([0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01, 0.24, 0.5 / 3 - 0.01])
+    assert [device.index for _, device in limits] == [0, 1, 0, 1, 0]
     devices.limit_memory(five, 0, RuntimeConfig())
-    assert taken[5] == (pytest.approx(1 / 3 - 0.01), torch.device("cuda", 0)), "each has a part, also of all of it"
+    assert limits[5] == (pytest.approx(1 / 3 - 0.01), torch.device("cuda", 0)), "each has a part, also of all of it"
     devices.limit_memory(two, 0, RuntimeConfig())  # all of it: nothing to say
     devices.limit_memory(place_ranks([Peer("a", 1)], RuntimeConfig()), 0, RuntimeConfig(gpu_memory=0.5))
-    assert len(taken) == 6
+    assert len(limits) == 6
 
 
 def test_ranks_whose_contexts_fill_a_gpu_are_refused():
@@ -74,11 +74,11 @@ def test_a_rank_in_another_namespace_of_processes_is_not_taken_for_ended():
     done = subprocess.run(command, capture_output=True, text=True, timeout=processes.PATIENCE)
     if "unshare failed" in done.stderr:
         pytest.skip("needs root to make a namespace")
-    there, here = Peer.from_json(done.stdout), Peer.here((0,), (), "")
+    foreign, here = Peer.from_json(done.stdout), Peer.here((0,), (), "")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert there.host == here.host
-    assert not replace(there, process=gone.pid).ended() and replace(here, process=gone.pid).ended()
+    assert foreign.host == here.host
+    assert not replace(foreign, process=gone.pid).ended() and replace(here, process=gone.pid).ended()
 
 
 def test_many_names_are_cut():
@@ -135,19 +135,19 @@ def test_single_precision_is_what_is_configured_whatever_a_users_code_has_set(pr
     set_by_user = attrgetter(place)(precisions) if place else precisions
     set_by_user.fp32_precision = "ieee" if expected == "tf32" else "tf32"
     devices.fix_kernels(torch.device("cuda", 0), RuntimeConfig(), TrainingConfig(precision=precision))
-    found = (precisions.cudnn.conv, precisions.cudnn.rnn, precisions.cuda.matmul)
-    assert [one.fp32_precision for one in found] == [expected] * 3
+    backends = (precisions.cudnn.conv, precisions.cudnn.rnn, precisions.cuda.matmul)
+    assert [backend.fp32_precision for backend in backends] == [expected] * 3
 
 
 def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch):
-    taken: list[torch.device] = []
+    chosen_devices: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)  # which needs a number
+    monkeypatch.setattr(torch.cuda, "set_device", chosen_devices.append)  # which needs a number
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     runtime = RuntimeConfig()
     devices.fix_kernels(devices.choose_device(runtime), runtime, TrainingConfig())
     torch.use_deterministic_algorithms(False)
-    assert [device.index for device in taken] == [0]
+    assert [device.index for device in chosen_devices] == [0]
     assert devices.choose_device(RuntimeConfig(device="cpu")).type == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.choose_device(runtime).type == "cpu"

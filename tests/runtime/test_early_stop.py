@@ -48,8 +48,8 @@ def settings(rounds=ROUNDS, stop=STOP, **sections):
 )
 def test_patience_counts_rounds_since_the_best(metric, patience, min_delta, values, met):
     lines = [{"round": str(round), metric: value.strip("-")} for round, value in enumerate(values.split(), 1)]
-    found = EarlyStop(EarlyStopConfig(metric=metric, patience=patience, min_delta=min_delta), lines)
-    assert found.met == met, found.why
+    stop = EarlyStop(EarlyStopConfig(metric=metric, patience=patience, min_delta=min_delta), lines)
+    assert stop.met == met, stop.why
 
 
 def test_a_run_ends_with_the_bits_of_a_run_of_as_many_rounds(tmp_path):
@@ -62,11 +62,11 @@ def test_a_run_ends_with_the_bits_of_a_run_of_as_many_rounds(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_run_that_was_killed_stops_at_the_same_round(tmp_path, ranks):
     stop = {"metric": "train_loss", "patience": 2, "min_delta": 0.2}
-    whole = quick_run.run(settings(20, stop), tmp_path / "whole")
+    digest = quick_run.run(settings(20, stop), tmp_path / "whole")
     last = run_folder.rounds(tmp_path / "whole")[-1]
     assert 3 < last < 20
     quick_run.run(settings(last - 1, stop), tmp_path / "run", ranks=ranks)
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=20",), ranks=4 - ranks) == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=20",), ranks=4 - ranks) == digest
     assert run_folder.rounds(tmp_path / "run")[-1] == last
 
 
@@ -75,9 +75,9 @@ def test_resume_says_that_a_run_has_stopped_and_goes_on_without(tmp_path, capfd)
     stopped = quick_run.run(settings(), run)
     before = (run / "metrics.csv").read_bytes()
     assert quick_run.resume(run, ranks=2) == stopped
-    said = " ".join(capfd.readouterr().out.split())
-    assert f"nothing is left to do: {run} has stopped early after round 4" in said
-    assert "accuracy_mean" in said and "-s training.stop=null" in said
+    stdout = " ".join(capfd.readouterr().out.split())
+    assert f"nothing is left to do: {run} has stopped early after round 4" in stdout
+    assert "accuracy_mean" in stdout and "-s training.stop=null" in stdout
     assert (run / "metrics.csv").read_bytes() == before
     assert quick_run.resume(run, ("training.stop=null", "training.rounds=6")) == quick_run.run(
         settings(6, None), tmp_path / "whole"
@@ -181,8 +181,8 @@ def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(tmp_path
     config.write_text(yaml.safe_dump(settings(stop=stop, algorithm={"name": "./own.py:Own"})))
     words = ["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1"]
     assert quick_run.command(words) == 2
-    said = " ".join(capfd.readouterr().err.split())
-    assert "training.stop.metric = 'train_loss', but the local training of Own measures no loss; choose another" in said
+    err = " ".join(capfd.readouterr().err.split())
+    assert "training.stop.metric = 'train_loss', but the local training of Own measures no loss; choose another" in err
     assert not (tmp_path / "run").exists()
     assert quick_run.command([*words, "-s", "training.stop.metric=test_loss", "-s", "training.rounds=1"]) == 0
 
@@ -196,8 +196,8 @@ def test_an_option_of_the_optimizer_that_takes_no_step_is_refused_at_the_start(o
     config.write_text(yaml.safe_dump(settings(algorithm={"name": "./own.py:Own"})))
     words = ["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1", "-s", f"training.{option}"]
     assert quick_run.command(words) == 2
-    said, key = " ".join(capfd.readouterr().err.split()), option.split("=")[0]
-    assert f"training.{key} = " in said and "the local training of Own takes no step of the optimizer" in said
+    err, key = " ".join(capfd.readouterr().err.split()), option.split("=")[0]
+    assert f"training.{key} = " in err and "the local training of Own takes no step of the optimizer" in err
     assert not (tmp_path / "run").exists()
 
 

@@ -49,10 +49,10 @@ def test_a_client_gets_the_same_whoever_is_tested_with_it(model, tmp_path):
         size = {"hidden": 8}
     ready = setup_of(FEDAVG, model={"name": model, **size}, partition=partition, data=data)
     executor, down = ready.executor, {"model": ready.task.init()}
-    groups = [np.array(one) for one in ([2], [0, 2], [2, 5, 6], list(range(7)))]
-    first, *others = [evaluation.evaluate_together(executor, group, down, 1)().rows(group == 2) for group in groups]
-    for other in others:
-        assert other.loss.tobytes() == first.loss.tobytes() and other.hits.tolist() == first.hits.tolist()
+    groups = [np.array(clients) for clients in ([2], [0, 2], [2, 5, 6], list(range(7)))]
+    first, *later = [evaluation.evaluate_together(executor, group, down, 1)().rows(group == 2) for group in groups]
+    for counts in later:
+        assert counts.loss.tobytes() == first.loss.tobytes() and counts.hits.tolist() == first.hits.tolist()
     rows = {"model": tree.map(lambda leaf: leaf.unsqueeze(0), down["model"])}
     alone = executor.evaluate(groups[0], {}, rows, 1)()
     assert alone.hits.tolist() == first.hits.tolist() and alone.predicted.tolist() == first.predicted.tolist()
@@ -83,10 +83,10 @@ def test_so_are_unseen_clients(name, together, asked, tmp_path):
 def test_cohorts_and_many_samples_are_tested_apart(monkeypatch):
     executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
     groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
-    assert [one.tolist() for one in evaluation.regroup(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
+    assert [group.tolist() for group in evaluation.regroup(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
     monkeypatch.setattr(evaluation, "_MAX_SAMPLES", int(executor.federation.num_test.max()))
-    cut = [one.tolist() for one in evaluation.regroup(executor, groups)]
-    assert [client for one in cut for client in one] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
+    cut = [group.tolist() for group in evaluation.regroup(executor, groups)]
+    assert [client for group in cut for client in group] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
     assert list(evaluation.regroup(executor, [])) == []
 
 
@@ -109,8 +109,8 @@ def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name, tmp_path)
     plain = quick_run.run(quick_run.settings(sections), tmp_path / "plain")
     assert quick_run.run(settings(**sections), tmp_path / "both") == plain
     assert quick_run.run(settings(**sections), tmp_path / "three", ranks=3) == plain
-    for one, other in zip(trained(tmp_path / "both"), trained(tmp_path / "three"), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for expected, actual in zip(trained(tmp_path / "both"), trained(tmp_path / "three"), strict=True):
+        np.testing.assert_array_equal(expected, actual)
     before, after = (open_run(tmp_path / run).round().metrics for run in ("plain", "both"))
     np.testing.assert_array_equal(before["hits"], after["hits"])
     assert len(after["trained_accuracy"]) == len(after["participants"])
@@ -118,10 +118,10 @@ def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name, tmp_path)
 
 def test_a_client_alone_has_after_training_what_it_receives(tmp_path):
     """The mean of one model is that model."""
-    one = settings(
+    raw = settings(
         algorithm={"name": "fedavg"}, partition={"name": "iid", "clients": 1}, training={"participation": 1.0}
     )
-    quick_run.run(one, tmp_path / "run")
+    quick_run.run(raw, tmp_path / "run")
     last = open_run(tmp_path / "run").round().metrics
     np.testing.assert_array_equal(last["trained_hits"], last["hits"])
 
@@ -146,9 +146,9 @@ def test_columns_are_those_of_the_checkpoint(tmp_path):
 
 
 def test_with_unseen_clients_and_failing_ones(tmp_path):
-    both = settings(algorithm={"name": "fedavg"}, evaluation={"unseen": 0.3})
-    digest = quick_run.run(both, tmp_path / "run")
-    assert quick_run.run(both, tmp_path / "two", ranks=2) == digest
+    raw = settings(algorithm={"name": "fedavg"}, evaluation={"unseen": 0.3})
+    digest = quick_run.run(raw, tmp_path / "run")
+    assert quick_run.run(raw, tmp_path / "two", ranks=2) == digest
     one, two = (metrics_file.read(tmp_path / run)[-1] for run in ("run", "two"))
     for name in ("accuracy_mean", "unseen_accuracy_mean", "trained_accuracy_mean"):
         assert one[name] == two[name] != ""

@@ -89,5 +89,5 @@ def test_a_round_is_written_at_once_and_a_full_disk_stops_no_run(tmp_path, monke
 
     monkeypatch.setattr(events_file, "append", full)
     quick_run.run(quick_run.settings(output=ON), tmp_path / "full")
-    (said,) = [record.getMessage() for record in caplog.records if "tracker " in record.getMessage()]
-    assert "the tracker events fails: [Errno 28] No space left on device; the run goes on without it" in said
+    (warning,) = [record.getMessage() for record in caplog.records if "tracker " in record.getMessage()]
+    assert "the tracker events fails: [Errno 28] No space left on device; the run goes on without it" in warning

@@ -44,28 +44,28 @@ def test_amds_library_goes_by_its_name(monkeypatch):
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("transport", ["torch", "mpi"])
 def test_a_user_may_send_everything_through_the_host(transport, name):
-    found = way(name, transport, [True], "host")
-    assert found.ranks == () and not found.nccl
-    assert not found.text or found.text.endswith("through the host: runtime.between_gpus = 'host'")
+    messages = way(name, transport, [True], "host")
+    assert messages.ranks == () and not messages.nccl
+    assert not messages.text or messages.text.endswith("through the host: runtime.between_gpus = 'host'")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_ranks_with_a_gpu_each_talk_by_nccl(name):
-    situation, found = SITUATIONS[name], way(name, "torch")
+    situation, messages = SITUATIONS[name], way(name, "torch")
     computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
     between = situation.nccl and len(computing) > 1
-    assert found.ranks == (computing if between else ())
-    assert ("NCCL from GPU to GPU" in found.text) == between
-    assert ("which stands for it" in found.text) == (between and situation.serves_only)
-    assert bool(found.text) == (len(situation.ranks) > 1 and bool(computing))
+    assert messages.ranks == (computing if between else ())
+    assert ("NCCL from GPU to GPU" in messages.text) == between
+    assert ("which stands for it" in messages.text) == (between and situation.serves_only)
+    assert bool(messages.text) == (len(situation.ranks) > 1 and bool(computing))
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name):
-    situation, found = SITUATIONS[name], way(name, "mpi", [True])
+    situation, messages = SITUATIONS[name], way(name, "mpi", [True])
     computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
-    assert found.ranks == (computing if len(situation.ranks) > 1 else ())
-    assert found.text.startswith("MPI from GPU to GPU, on ") == bool(found.ranks)
+    assert messages.ranks == (computing if len(situation.ranks) > 1 else ())
+    assert messages.text.startswith("MPI from GPU to GPU, on ") == bool(messages.ranks)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name):
     ],
 )
 def test_one_library_that_cannot_is_enough_for_all_to_go_through_the_host(answers, words):
-    found = way("clients + 1 ranks: the server leaves the GPUs to them", "mpi", answers)
-    assert found.ranks == () and found.text.startswith("MPI, through the host: ") and words in found.text
+    messages = way("clients + 1 ranks: the server leaves the GPUs to them", "mpi", answers)
+    assert messages.ranks == () and messages.text.startswith("MPI, through the host: ") and words in messages.text
 
 
 class OneOfTwo(InProcessTransport):
@@ -112,20 +112,20 @@ def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank, takes):
     packed = pack({**MESSAGE})
     transport = OneOfTwo(rank, takes, packed)
     with stub_device() as stub:
-        found = broadcast_tree(transport, {**MESSAGE} if rank == 0 else None, {**MESSAGE}, DEVICE)
+        received = broadcast_tree(transport, {**MESSAGE} if rank == 0 else None, {**MESSAGE}, DEVICE)
         directly = takes and rank == 1
         assert (stub.counts.uploads, stub.counts.downloads, stub.counts.syncs) == (not directly, 0, 0)
-        assert [isinstance(given, StubTensor) for given in transport.given] == [takes]
-        assert not tree.differences(tree.like(found), tree.like({**MESSAGE}))
-        for path, leaf in tree.leaves(found):
+        assert [isinstance(sent, StubTensor) for sent in transport.given] == [takes]
+        assert not tree.differences(tree.like(received), tree.like({**MESSAGE}))
+        for path, leaf in tree.leaves(received):
             assert leaf.device == DEVICE and torch.equal(leaf.cpu(), MESSAGE[path])
 
 
 def test_a_rank_without_a_gpu_gets_the_message_on_its_host():
     transport = OneOfTwo(1, True, pack({**MESSAGE}))
-    found = broadcast_tree(transport, None, {**MESSAGE}, HOST)
+    received = broadcast_tree(transport, None, {**MESSAGE}, HOST)
     assert isinstance(transport.given[0], np.ndarray)
-    for path, leaf in tree.leaves(found):
+    for path, leaf in tree.leaves(received):
         assert torch.equal(leaf, MESSAGE[path])
 
 
@@ -134,24 +134,24 @@ def test_a_round_has_the_same_bits_each_way(takes):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "lanes")
     expected = stub_run.run(raw, False)
     with mock.patch.object(InProcessTransport, "takes_gpu_memory", lambda self, size, peer=None: takes):
-        found = stub_run.run(raw, True)
+        result = stub_run.run(raw, True)
     for path, leaf in expected.values.items():
-        assert torch.equal(found.values[path], leaf), path
+        assert torch.equal(result.values[path], leaf), path
 
 
 def test_what_nccl_takes_grows_where_ranks_send_each_other_parts():
     """8 ranks on a node, of which the published figures are: 1.06 GB, and 4.34 GB once all have sent to all."""
-    found = GpuMessages(tuple(range(1, 9)), "", nccl=True)
-    assert found.memory(1, on_node=8, parts=False) == pytest.approx(1.06e9)
-    assert found.memory(1, on_node=8, parts=True) == pytest.approx(4.34e9)
-    assert found.memory(1, on_node=1, parts=True) == pytest.approx(1.06e9)
-    assert found.memory(0, on_node=8, parts=True) == 0, "rank 0 has no GPU"
-    assert replace(found, nccl=False).memory(1, on_node=8, parts=True) == 0
+    messages = GpuMessages(tuple(range(1, 9)), "", nccl=True)
+    assert messages.memory(1, on_node=8, parts=False) == pytest.approx(1.06e9)
+    assert messages.memory(1, on_node=8, parts=True) == pytest.approx(4.34e9)
+    assert messages.memory(1, on_node=1, parts=True) == pytest.approx(1.06e9)
+    assert messages.memory(0, on_node=8, parts=True) == 0, "rank 0 has no GPU"
+    assert replace(messages, nccl=False).memory(1, on_node=8, parts=True) == 0
 
 
 def test_in_one_process_what_is_shared_is_not_copied_unless_it_lies_otherwise():
-    whole: tree.Tree = {"a": torch.ones(3, 4), "b": torch.ones(3, 4).mT, "c": torch.ones(9)[1:]}
-    found = broadcast_tree(InProcessTransport(), whole, tree.like(whole), HOST)
-    same = {path: leaf.data_ptr() == tree.at(whole, path).data_ptr() for path, leaf in tree.leaves(found)}
+    sent: tree.Tree = {"a": torch.ones(3, 4), "b": torch.ones(3, 4).mT, "c": torch.ones(9)[1:]}
+    received = broadcast_tree(InProcessTransport(), sent, tree.like(sent), HOST)
+    same = {path: leaf.data_ptr() == tree.at(sent, path).data_ptr() for path, leaf in tree.leaves(received)}
     assert same == {"a": True, "b": False, "c": False}
-    assert all(leaf.is_contiguous() and torch.equal(leaf, tree.at(whole, path)) for path, leaf in tree.leaves(found))
+    assert all(leaf.is_contiguous() and torch.equal(leaf, tree.at(sent, path)) for path, leaf in tree.leaves(received))

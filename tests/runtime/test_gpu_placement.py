@@ -33,13 +33,13 @@ class Situation:
     slots: int | None = None
 
     def peers(self) -> list[Peer]:
-        found = []
+        all_peers = []
         for process, text in enumerate(self.ranks):
             host, _, names = text.partition(":")
-            found.append(
+            all_peers.append(
                 Peer(host, process, (0, 1), tuple(gpu(name, self.models.get(host, A100)) for name in names.split()))
             )
-        return found
+        return all_peers
 
 
 def node(host, gpus, ranks):
@@ -196,8 +196,8 @@ def test_a_server_that_sees_none_of_the_requested_gpus_only_serves():
 
 def test_a_server_with_another_model_that_computes_nothing_is_no_mix():
     peers = Situation([*node("a", 1, 2), *node("b", 1, 1)], [], models={"b": A100}).peers()
-    other = [Peer(peers[0].host, 0, (0,), ()), *peers[1:]]
-    assert place_ranks(other, RuntimeConfig()).models == (A100,)
+    changed_peers = [Peer(peers[0].host, 0, (0,), ()), *peers[1:]]
+    assert place_ranks(changed_peers, RuntimeConfig()).models == (A100,)
 
 
 def test_a_shared_gpu_is_remarked_on_once():

@@ -31,4 +31,4 @@ def test_ranks_without_clients_to_train_are_counted(ranks, runtime, said):
 def test_a_run_warns(tmp_path, caplog):
     raw = quick_run.settings(**MANY, runtime={"executor": "lanes", "lanes": 20})
     quick_run.run(raw, tmp_path / "run", ranks=5)
-    assert [one.message for one in caplog.records if "fewer ranks would be as quick" in one.message]
+    assert [record.message for record in caplog.records if "fewer ranks would be as quick" in record.message]

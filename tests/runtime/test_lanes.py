@@ -37,19 +37,19 @@ def bits(executor, clients):
     task, algorithm, group = executor.tasks[0], executor.algorithm, np.array(clients)
     kinds = algorithm.downlink(task)
     same = {name: make_up_message(kinds[name], task, stream(0, 0, 2, name)) for name in kinds}
-    down = {name: tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), one) for name, one in same.items()}
+    down = {name: tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), sent) for name, sent in same.items()}
     states = tree.stack([algorithm.init_client(task) for client in clients])
     done, lane = executor.update(group, states, down, 1)(), clients.index(2)
     tested = executor.evaluate(group, done.states, {name: down[name] for name in algorithm.predicts_with}, 1)()
-    found: tree.Tree = {"state": done.states, "up": {**done.up}, "loss": done.loss}
-    leaves = {path: leaf[lane].contiguous().numpy().tobytes() for path, leaf in tree.leaves(found)}
+    results: tree.Tree = {"state": done.states, "up": {**done.up}, "loss": done.loss}
+    leaves = {path: leaf[lane].contiguous().numpy().tobytes() for path, leaf in tree.leaves(results)}
     return {**leaves, "test loss": tested.loss[lane].tobytes(), "hits": tested.hits[lane].tobytes()}
 
 
 def differing(executor):
     torch.set_num_threads(1)
-    first, *others = (bits(executor, group) for group in GROUPS)
-    return sorted({path for other in others for path in first if other[path] != first[path]})
+    first, *rest = (bits(executor, group) for group in GROUPS)
+    return sorted({path for leaves in rest for path in first if leaves[path] != first[path]})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,9 +89,9 @@ def test_batches_that_begin_elsewhere_are_copied(features, copies):
     with stub_device() as stub:
         parts = values.to(DEVICE).unbind(0)
         before = stub.counts.launches
-        found = list(align_batches(parts))
+        aligned = list(align_batches(parts))
         assert stub.counts.launches - before == copies
-        assert [one.cpu().tolist() for one in found] == values.tolist()
+        assert [batch.cpu().tolist() for batch in aligned] == values.tolist()
 
 
 def begins(x):
@@ -105,21 +105,21 @@ def test_the_batches_of_a_client_and_of_lanes_begin_so():
     task = Task(MODELS["mlp"]().bind((1, 5, 5), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,)).replace(device=META)
     order = torch.empty(12, dtype=torch.int64, device=META)
     pool = Pool(torch.empty(12, 1, 5, 5, dtype=torch.uint8, device=META), labels=order)
-    found = [begins(one.x) for one in ClientBatches(task, pool, order, [4] * 3)]
+    offsets = [begins(batch.x) for batch in ClientBatches(task, pool, order, [4] * 3)]
 
     def lane(images):
         labels, weight = pool.labels.view(3, 4), torch.empty(3, 4, device=META)
         batches = LaneBatches(task, lambda: (images, labels), weight, 3, together=3)
-        found.extend(begins(one.x) for one in batches)
+        offsets.extend(begins(batch.x) for batch in batches)
         return images
 
     torch.func.vmap(lane)(pool.images.view(1, 3, 4, 1, 5, 5))
-    assert len(found) == 6 and all(begin % ALIGNED == 0 for begin in found), found
+    assert len(offsets) == 6 and all(begin % ALIGNED == 0 for begin in offsets), offsets
 
 
 def test_on_a_cpu_they_stay_where_they_are():
     parts = torch.zeros(4, 13).unbind(0)
-    assert [one.data_ptr() for one in align_batches(parts)] == [one.data_ptr() for one in parts]
+    assert [part.data_ptr() for part in align_batches(parts)] == [part.data_ptr() for part in parts]
 
 
 def test_the_batches_of_all_lanes_are_padded_to_the_longest_lane_and_the_widest_batch():

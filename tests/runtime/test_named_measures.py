@@ -78,9 +78,9 @@ def test_the_calibration_error_is_that_of_its_definition():
 def test_the_worst_tenth_has_the_highest_errors_and_the_lowest_scores():
     total = np.array([[1], [3], [0]])
     values = {"rmse": np.array([1.0, 2.0, np.nan]), "auroc": np.array([0.5, 1.0, np.nan])}
-    found = compute_metrics(Counts(total, total, total, np.zeros(3), values))
-    assert (found["rmse_mean"], found["rmse_weighted"], found["rmse_bottom"]) == (1.5, 7 / 4, 2.0)
-    assert (found["auroc_mean"], found["auroc_weighted"], found["auroc_bottom"]) == (0.75, 3.5 / 4, 0.5)
+    metrics = compute_metrics(Counts(total, total, total, np.zeros(3), values))
+    assert (metrics["rmse_mean"], metrics["rmse_weighted"], metrics["rmse_bottom"]) == (1.5, 7 / 4, 2.0)
+    assert (metrics["auroc_mean"], metrics["auroc_weighted"], metrics["auroc_bottom"]) == (0.75, 3.5 / 4, 0.5)
 
 
 OWN = """
@@ -119,10 +119,10 @@ def test_they_are_measured_alike_on_any_ranks_and_after_a_resume(executor, own, 
         evaluation={"measures": ["auroc", "accuracy", own], "unseen": 0.3, "when": "both"},
         runtime={"executor": executor, "lanes": 2},
     )
-    whole = quick_run.run(raw, tmp_path / "one")
-    assert quick_run.run(raw, tmp_path / "three", 3) == whole
+    digest = quick_run.run(raw, tmp_path / "one")
+    assert quick_run.run(raw, tmp_path / "three", 3) == digest
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "begun")
-    assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == whole
+    assert quick_run.resume(tmp_path / "begun", ("training.rounds=3",), ranks=2) == digest
     one, three, resumed = (metrics_file.read(tmp_path / name) for name in ("one", "three", "begun"))
     measures = [name for name in one[0] if "auroc" in name or "share_of_first" in name]
     assert measures == [
@@ -131,8 +131,8 @@ def test_they_are_measured_alike_on_any_ranks_and_after_a_resume(executor, own, 
         *("unseen_auroc_mean", "unseen_share_of_first_mean"),
         *("trained_auroc_mean", "trained_share_of_first_mean"),
     ]
-    for line, other, again in zip(one, three, resumed, strict=True):
-        assert all(line[name] and line[name] == other[name] == again[name] for name in measures)
+    for line, three_line, again in zip(one, three, resumed, strict=True):
+        assert all(line[name] and line[name] == three_line[name] == again[name] for name in measures)
     arrays = run_folder.read_metrics(tmp_path / "one", 3)
     assert float(one[2]["auroc_mean"]) == pytest.approx(np.nanmean(arrays["client_auroc"]), abs=1e-6)
     classes = arrays["predicted"][:, 0] / arrays["total"]

@@ -28,9 +28,9 @@ def uploads(monkeypatch):
     seen: list[int] = []
     count = StubDevice._count
 
-    def noted(self, func, packet, args, *others):
+    def noted(self, func, packet, args, *rest):
         before = self.counts.uploads
-        count(self, func, packet, args, *others)
+        count(self, func, packet, args, *rest)
         if self.counts.uploads > before and args[0].ndim == 4:
             seen.append(len(args[0]))
 
@@ -64,19 +64,21 @@ CASES = every_algorithm()
 
 def samples_of(setup, clients):
     everyone = setup.unseen.executor.federation
-    return {int(one) for client in clients for part in (everyone.train, everyone.test) for one in part[client]}
+    return {int(sample) for client in clients for part in (everyone.train, everyone.test) for sample in part[client]}
 
 
 def test_a_rank_has_the_samples_of_the_clients_that_live_there():
     setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"], **SPREAD)), HOST), 3, 3)
-    found = []
+    hosted = []
     for rank, unseen in enumerate(setup.unseen.groups):
-        mine = setup.samples(rank)
+        samples = setup.samples(rank)
         clients = [*setup.placement.hosted(rank), *np.concatenate([[], *unseen]).astype(int)]
-        assert mine.tolist() == sorted({0} | samples_of(setup, clients)), "its clients', and the one that fills lanes"
-        found += mine.tolist()[1:]
-    assert len(found) == len(set(found)), "together they have one copy"
-    assert {0, *found} == {0} | samples_of(setup, [*range(9)])
+        assert samples.tolist() == sorted({0} | samples_of(setup, clients)), (
+            "its clients', and the one that fills lanes"
+        )
+        hosted += samples.tolist()[1:]
+    assert len(hosted) == len(set(hosted)), "together they have one copy"
+    assert {0, *hosted} == {0} | samples_of(setup, [*range(9)])
 
 
 def test_clients_that_keep_nothing_may_come_from_anywhere():
@@ -98,9 +100,9 @@ def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(case, exe
     def on_gpus(experiment, ranks, slots, rank):
         ready = made(experiment, ranks, slots, rank)
         assert ready.executor.pool is experiment.pool, "on the host nothing is copied"
-        mine = ready.samples(rank)
-        sizes.append(len(mine))
-        return ready.with_pool(Pool.of_some(experiment.federation.dataset, HOST, mine))
+        samples = ready.samples(rank)
+        sizes.append(len(samples))
+        return ready.with_pool(Pool.of_some(experiment.federation.dataset, HOST, samples))
 
     monkeypatch.setattr(build, "setup", on_gpus)
     assert quick_run.run(raw, tmp_path / "some", 3) == expected
@@ -114,10 +116,10 @@ def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(case, exe
 
 def test_samples_of_others_are_not_there():
     setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"])), HOST), 2, 2)
-    mine, others = setup.samples(0), setup.placement.hosted(1)
-    some = setup.with_pool(Pool.of_some(setup.executor.federation.dataset, HOST, mine))
+    samples, other_clients = setup.samples(0), setup.placement.hosted(1)
+    rank_setup = setup.with_pool(Pool.of_some(setup.executor.federation.dataset, HOST, samples))
     with pytest.raises(AssertionError, match="own clients"):
-        some.executor.pool.places(some.executor.federation.test[others[0]])
+        rank_setup.executor.pool.places(rank_setup.executor.federation.test[other_clients[0]])
 
 
 def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads, monkeypatch):
@@ -126,8 +128,8 @@ def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads, monkeypatch):
     with stub_device.stub_device():
         raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
         setup = build.setup(build.prepare(configuration.parse(raw), DEVICE, federation=federation), 2, 2, rank=1)
-        mine, there = setup.samples(1), setup.executor.pool
-        np.testing.assert_array_equal(there.images.to(HOST).numpy(), federation.dataset.images[mine])
-        np.testing.assert_array_equal(there.labels.to(HOST).numpy(), federation.dataset.labels[mine])
-    assert there.images.device == DEVICE and sum(uploads) == len(mine) < len(federation.dataset.labels)
+        samples, pool = setup.samples(1), setup.executor.pool
+        np.testing.assert_array_equal(pool.images.to(HOST).numpy(), federation.dataset.images[samples])
+        np.testing.assert_array_equal(pool.labels.to(HOST).numpy(), federation.dataset.labels[samples])
+    assert pool.images.device == DEVICE and sum(uploads) == len(samples) < len(federation.dataset.labels)
     assert max(uploads) == 10, "the host copies few at a time"

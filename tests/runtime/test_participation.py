@@ -135,10 +135,10 @@ def settings(name="fedavg", executor="loop", **training):
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 def test_ranks_and_a_resumed_run_have_the_same_bits(name, executor, tmp_path):
     raw = settings(name, executor, **SLOW)
-    one = quick_run.run(raw, tmp_path / "one")
-    assert quick_run.run(raw, tmp_path / "three", ranks=3) == one
+    digest = quick_run.run(raw, tmp_path / "one")
+    assert quick_run.run(raw, tmp_path / "three", ranks=3) == digest
     quick_run.run(settings(name, executor, **SLOW, rounds=1), tmp_path / "short")
-    assert quick_run.resume(tmp_path / "short", ("training.rounds=3",), ranks=2) == one
+    assert quick_run.resume(tmp_path / "short", ("training.rounds=3",), ranks=2) == digest
     columns = open_run(tmp_path / "one").columns
     assert (columns["simulated_seconds"] > 0).all() and (columns["simulated_seconds"] <= 3).all()
 
@@ -148,14 +148,14 @@ def executor_of(raw):
 
 
 def test_a_client_takes_the_first_of_its_steps():
-    partial, whole = executor_of(settings(**SLOW)), executor_of(settings())
+    partial, full = executor_of(settings(**SLOW)), executor_of(settings())
     for client in range(7):
-        length = whole.passes(np.array([client]), 1)["train"]
-        steps = whole.order(client, 1, "train", length, {})
+        length = full.passes(np.array([client]), 1)["train"]
+        steps = full.order(client, 1, "train", length, {})
         most = int(partial.participation.most_steps[client])
-        taken = partial.order(client, 1, "train", length, {})
-        assert len(taken) == min(most, len(steps))
-        assert all(np.array_equal(*both) for both in zip(taken, steps, strict=False))
+        partial_steps = partial.order(client, 1, "train", length, {})
+        assert len(partial_steps) == min(most, len(steps))
+        assert all(np.array_equal(*batches) for batches in zip(partial_steps, steps, strict=False))
     assert partial.participation.most_steps.min() > 0 or partial.participation.most_steps.max() > 1
 
 
@@ -169,9 +169,9 @@ def test_fednova_and_scaffold_go_by_the_steps_that_were_taken(executor):
         computes = executor_of(settings(name, executor, **SLOW))
         algorithm, task, most = computes.algorithm, computes.tasks[0], computes.participation.most_steps
         clients = np.flatnonzero(most)
-        whole = np.array([task.training.num_steps(int(size)) for size in computes.federation.num_train])[clients]
-        steps = torch.tensor(np.minimum(most[clients], whole))
-        assert len(steps.unique()) > 1 and (steps.numpy() < whole).any()
+        full_steps = np.array([task.training.num_steps(int(size)) for size in computes.federation.num_train])[clients]
+        steps = torch.tensor(np.minimum(most[clients], full_steps))
+        assert len(steps.unique()) > 1 and (steps.numpy() < full_steps).any()
         server = algorithm.init_server(task)
         received = algorithm.publish(task, server, clients)
         rows = {key: repeated(value, len(clients)) for key, value in received.items()}
@@ -200,9 +200,9 @@ def test_the_round_lasts_until_the_slowest_has_taken_its_steps(tmp_path):
 
 
 def test_where_all_are_as_fast_a_deadline_is_a_number_of_steps(tmp_path):
-    one = quick_run.run(settings(executor="lanes", step_seconds=1.0, deadline=2.5), tmp_path / "one")
+    digest = quick_run.run(settings(executor="lanes", step_seconds=1.0, deadline=2.5), tmp_path / "one")
     raw = settings(executor="lanes", steps=2, epochs=1)
-    assert (open_run(tmp_path / "one").round().server["model/head/weight"] is not None) and one
+    assert (open_run(tmp_path / "one").round().server["model/head/weight"] is not None) and digest
     quick_run.run(raw, tmp_path / "two")
     weights = [np.asarray(open_run(tmp_path / name).round().server["model/head/weight"]) for name in ("one", "two")]
     assert np.array_equal(*weights)
@@ -233,8 +233,8 @@ def test_a_rule_of_ones_own_is_part_of_the_run(tmp_path):
     code = tmp_path / "rules.py"
     code.write_text(OWN)
     raw = settings(selection=f"{code}:mine", participation=0.3)
-    one = quick_run.run(raw, tmp_path / "one")
-    assert quick_run.run(raw, tmp_path / "two", ranks=2) == one
+    digest = quick_run.run(raw, tmp_path / "one")
+    assert quick_run.run(raw, tmp_path / "two", ranks=2) == digest
     run, sizes = open_run(tmp_path / "one"), executor_of(raw).federation.num_train
     assert run.round(2).metrics["participants"].tolist() == sorted(sizes.argsort()[-2:].tolist())
     code.write_text(OWN + "# changed\n")

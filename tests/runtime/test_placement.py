@@ -43,7 +43,7 @@ def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_rank
         placement = Placement(
             ranks, groups, 8, home if lives_somewhere else None, tuple(range(ranks)), *np.ones((2, 50))
         )
-        calls.append(sorted(call.tolist() for mine in placement.assign(np.arange(3, 50)) for call in mine))
+        calls.append(sorted(call.tolist() for rank_calls in placement.assign(np.arange(3, 50)) for call in rank_calls))
     assert calls[0] == calls[1] == calls[2]
     assert [len(call) for call in calls[0]] == [8, 6, 8, 8, 1, 8, 8]
 

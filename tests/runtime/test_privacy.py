@@ -49,8 +49,8 @@ def exact(noise, rounds, delta, share=1.0):
 
 
 def test_epsilon_of_each_message_and_of_the_means_bounds_the_closed_form_closely():
-    each, mean = epsilons(statement(training={"rounds": 9, "participation": 1.0}))
-    assert 1 < each / exact(2.0 / 2, 9, 1e-3) < 1.2, "a change of norm 1 moves by 2, with noise 2"
+    per_message, mean = epsilons(statement(training={"rounds": 9, "participation": 1.0}))
+    assert 1 < per_message / exact(2.0 / 2, 9, 1e-3) < 1.2, "a change of norm 1 moves by 2, with noise 2"
     assert 1 < mean / exact(2.0 * math.sqrt(10) / 2, 9, 1e-3) < 1.3, "the noise of ten clients adds up"
 
 
@@ -67,8 +67,8 @@ def test_uniform_draws_that_nobody_knows_amplify():
     assert text.endswith("against whoever sees the means alone and does not know who was drawn")
     noise = 2.0 * math.sqrt(4) / 2
     assert exact(noise, 1, 1e-3, share=0.1) < mean < exact(noise, 1, 1e-3)
-    *_, known = epsilons(text := statement(**{**few, "training": {**few["training"], "selection": "round_robin"}}))
-    assert text.endswith("against whoever sees the means alone") and known >= exact(noise, 1, 1e-3)
+    *_, epsilon = epsilons(text := statement(**{**few, "training": {**few["training"], "selection": "round_robin"}}))
+    assert text.endswith("against whoever sees the means alone") and epsilon >= exact(noise, 1, 1e-3)
     dropping = {**few["training"], "rounds": 6, "dropout": 0.3}
     assert "drawn" not in statement(**{**few, "training": dropping}), "not always as many"
 
@@ -96,8 +96,8 @@ def test_means_by_samples_have_no_guarantee_unless_all_have_as_many():
 @pytest.mark.parametrize("key, value", [("top_k", 0.1), ("quantise", 8)])
 def test_means_of_messages_that_are_cut_after_the_noise_have_no_guarantee(key, value):
     """A value that one client alone has sent has that client's noise alone."""
-    text, each = statement(uplink={**NOISY, key: value}), epsilons(statement())[0]
-    assert epsilons(text) == [each]
+    text, epsilon = statement(uplink={**NOISY, key: value}), epsilons(statement())[0]
+    assert epsilons(text) == [epsilon]
     assert f"none is stated against whoever sees the means alone, because uplink.{key} follows" in text
 
 

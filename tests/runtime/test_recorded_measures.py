@@ -55,17 +55,17 @@ def test_the_training_loss_is_that_of_the_steps_before_they_are_taken(tmp_path):
     quick_run.run(raw, tmp_path / "run")
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
     task, data = experiment.tasks[0], experiment.federation
-    found = run_folder.read_metrics(tmp_path / "run", 1)["client_train_loss"]
-    for client, mine in enumerate(data.train):
-        images, labels = (torch.from_numpy(np.array(all[mine])) for all in (data.dataset.images, data.dataset.labels))
+    losses = run_folder.read_metrics(tmp_path / "run", 1)["client_train_loss"]
+    for client, rows in enumerate(data.train):
+        images, labels = (torch.from_numpy(np.array(all[rows])) for all in (data.dataset.images, data.dataset.labels))
         scores = task.predict(task.init(), task.prepare(images))
         expected = torch.nn.functional.cross_entropy(scores, labels).item()
-        assert found[client] == pytest.approx(expected, abs=1e-5)
+        assert losses[client] == pytest.approx(expected, abs=1e-5)
 
 
 def counted(labels, predictions, classes):
     def of(chosen):
-        return np.stack([np.bincount(each, minlength=classes) for each in chosen])
+        return np.stack([np.bincount(client_labels, minlength=classes) for client_labels in chosen])
 
     hits = of([y[y == p] for y, p in zip(labels, predictions, strict=True)])
     return Counts(hits, of(predictions), of(labels), np.arange(len(labels), dtype=np.float64))
@@ -74,20 +74,20 @@ def counted(labels, predictions, classes):
 def test_macro_f1_is_that_of_scikit_learn_for_each_client():
     rng = np.random.default_rng(0)
     labels = [rng.integers(0, 3, size) for size in (1, 7, 40)]  # classes 3 and 4: never there, sometimes predicted
-    predictions = [rng.integers(0, 4, len(each)) for each in labels]
+    predictions = [rng.integers(0, 4, len(client_labels)) for client_labels in labels]
     expected = [f1_score(y, p, average="macro") for y, p in zip(labels, predictions, strict=True)]
-    found = counted(labels, predictions, 5)
-    np.testing.assert_allclose(found.macro_f1, expected, rtol=1e-12)
-    assert np.isclose(compute_metrics(found)["f1_macro"], np.mean(expected))
+    counts = counted(labels, predictions, 5)
+    np.testing.assert_allclose(counts.macro_f1, expected, rtol=1e-12)
+    assert np.isclose(compute_metrics(counts)["f1_macro"], np.mean(expected))
 
 
 def test_figures_leave_out_clients_without_samples():
     hits = np.array([[1, 0], [2, 2], [0, 0], [0, 1]])
     counts = Counts(hits, hits, np.array([[2, 0], [2, 2], [0, 0], [3, 1]]), np.array([1.0, 2.0, 0.0, 6.0]))
-    found = compute_metrics(counts)
-    assert found["accuracy_mean"] == np.mean([0.5, 1, 0.25]) and found["accuracy_weighted"] == 6 / 10
-    assert found["accuracy_bottom"] == 0.25 and found["accuracy_std"] == np.std([0.5, 1, 0.25])
-    assert found["test_loss"] == np.mean([0.5, 0.5, 1.5]) and np.isnan(counts.accuracy[2])
+    metrics = compute_metrics(counts)
+    assert metrics["accuracy_mean"] == np.mean([0.5, 1, 0.25]) and metrics["accuracy_weighted"] == 6 / 10
+    assert metrics["accuracy_bottom"] == 0.25 and metrics["accuracy_std"] == np.std([0.5, 1, 0.25])
+    assert metrics["test_loss"] == np.mean([0.5, 0.5, 1.5]) and np.isnan(counts.accuracy[2])
     assert counts.class_accuracy.tolist() == [3 / 7, 1.0]
 
 
@@ -107,14 +107,14 @@ def test_waiting_and_testing_are_means_of_the_ranks_that_compute():
     now: Any = SimpleNamespace(reporting=GROUPS, training=GROUPS, test_class_counts=totals, setup=setup)
 
     def work(transport):
-        mine = GROUPS[transport.rank]
-        tested = Counts.none(totals[: len(mine)])
-        losses = {int(group[0]): 0.5 for group in mine}
+        rank_groups = GROUPS[transport.rank]
+        tested = Counts.none(totals[: len(rank_groups)])
+        losses = {int(group[0]): 0.5 for group in rank_groups}
         stop = float(transport.rank), 1.0
         return round_report.gather_report(transport, now, tested, losses, SECONDS[transport.rank], stop)
 
-    report, *others = run_ranks(3, work)
-    assert report is not None and others == [None, None]
+    report, *other_reports = run_ranks(3, work)
+    assert report is not None and other_reports == [None, None]
     assert report.seconds == {"compute": 4.0, "waiting": 1.0, "evaluation": 1.0}
     assert report.train_loss.tolist() == [0.5, 0.5]
     assert report.stop.tolist() == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
@@ -131,9 +131,9 @@ def table(tmp_path):
     return tmp_path / "my.npz"
 
 
-def of_another_library(found, samples=None):
+def of_another_library(data, samples=None):
     """The figures of a library that adds up differently, much exaggerated."""
-    ours = dataset.standardise(found, samples)
+    ours = dataset.standardise(data, samples)
     return replace(ours, mean=tuple(value + 0.1 for value in ours.mean), std=tuple(2 * value for value in ours.std))
 
 
@@ -146,15 +146,15 @@ def test_a_continuation_and_other_data_are_normalised_by_the_recorded_figures(
         partition={"name": "writers", "clients": None},
         evaluation={"unseen": share},
     )
-    whole = quick_run.run(raw, tmp_path / "whole")
+    digest = quick_run.run(raw, tmp_path / "whole")
     np.savez(tmp_path / "new.npz", x=RNG.normal(9, 9, (50, 3)), y=np.arange(50) % 2)
     words = ["evaluate", str(tmp_path / "whole"), "--data", str(tmp_path / "new.npz"), "-o"]
     assert quick_run.command([*words, str(tmp_path / "before.csv")]) == 0
     quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "run")
     for module in (loading, unseen):
         monkeypatch.setattr(module, "standardise", of_another_library)
-    assert quick_run.run(raw, tmp_path / "other") != whole, "the figures matter"
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",), ranks=2) == whole
+    assert quick_run.run(raw, tmp_path / "other") != digest, "the figures matter"
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",), ranks=2) == digest
     capsys.readouterr()
     assert quick_run.command(["evaluate", str(tmp_path / "whole")]) == 0
     assert "the run recorded the same accuracy for every client" in capsys.readouterr().out
@@ -168,11 +168,11 @@ def test_they_are_in_every_checkpoint_and_shown(table, tmp_path, capsys):
     x = np.load(table)["x"].astype(np.float32)
     for number in open_run(tmp_path / "run").rounds:
         with h5py.File(tmp_path / "run" / f"round_{number:05}.h5") as file:
-            said = about(file)["normalisation"]
-            np.testing.assert_allclose(said["mean"], x.mean(0, np.float64), rtol=1e-12)
-            np.testing.assert_allclose(said["std"], x.std(0, dtype=np.float64), rtol=1e-12)
-    found = open_run(tmp_path / "run").round().normalisation
-    shown = " ".join(f"{value:.4g}" for value in found["mean"])
+            recorded = about(file)["normalisation"]
+            np.testing.assert_allclose(recorded["mean"], x.mean(0, np.float64), rtol=1e-12)
+            np.testing.assert_allclose(recorded["std"], x.std(0, dtype=np.float64), rtol=1e-12)
+    normalisation = open_run(tmp_path / "run").round().normalisation
+    shown = " ".join(f"{value:.4g}" for value in normalisation["mean"])
     assert quick_run.command(["inspect", str(tmp_path / "run")]) == 0
     assert f"samples are normalised: mean {shown}, deviation" in capsys.readouterr().out
     assert quick_run.command(["data", str(table)]) == 0
@@ -181,5 +181,5 @@ def test_they_are_in_every_checkpoint_and_shown(table, tmp_path, capsys):
 
 def test_bytes_are_normalised_as_the_checkpoint_says(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path)
-    found = open_run(tmp_path).round().normalisation
-    assert (found["mean"].tolist(), found["std"].tolist()) == ([0.5], [0.5])
+    normalisation = open_run(tmp_path).round().normalisation
+    assert (normalisation["mean"].tolist(), normalisation["std"].tolist()) == ([0.5], [0.5])

@@ -34,10 +34,10 @@ def settings(case, executor, resident):
 def test_bits_are_the_same_wherever_samples_are(case, executor):
     expected = stub_run.run(settings(case, executor, "auto"), False).values
     for resident in ("device", "host"):
-        found = stub_run.run(settings(case, executor, resident), True).values
-        assert found.keys() == expected.keys()
+        actual = stub_run.run(settings(case, executor, resident), True).values
+        assert actual.keys() == expected.keys()
         for path, leaf in expected.items():
-            assert torch.equal(found[path], leaf), (resident, path)
+            assert torch.equal(actual[path], leaf), (resident, path)
 
 
 def of(resident, **sections):
@@ -54,11 +54,11 @@ def test_a_device_gets_the_samples_of_the_clients_that_are_computed():
         assert setup.executor.pool.images.data_ptr() == federation.dataset.images.ctypes.data, "no copy on the host"
         before = stub.bytes_moved
         pool = setup.executor.pool.on_device([federation.train[1]])
-        held = np.union1d([0], federation.train[1])  # the first sample fills the batches of lanes
-        assert pool.held.tolist() == held.tolist() and pool.device == DEVICE
-        assert np.array_equal(pool.images.cpu().numpy(), federation.dataset.images[held])
-        assert np.array_equal(pool.labels.cpu().numpy(), federation.dataset.labels[held])
-        assert stub.bytes_moved - before < 3 * len(held) * (64 + 8), "up once, and down for this test"
+        samples = np.union1d([0], federation.train[1])  # the first sample fills the batches of lanes
+        assert pool.held.tolist() == samples.tolist() and pool.device == DEVICE
+        assert np.array_equal(pool.images.cpu().numpy(), federation.dataset.images[samples])
+        assert np.array_equal(pool.labels.cpu().numpy(), federation.dataset.labels[samples])
+        assert stub.bytes_moved - before < 3 * len(samples) * (64 + 8), "up once, and down for this test"
 
 
 @pytest.mark.parametrize("memory, on_host", [(2.1, False), (1.9, True)])

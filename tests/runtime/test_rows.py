@@ -31,49 +31,49 @@ WHO = np.array([2, 3, 7, 8, 20])
 
 def filled():
     """Rows that all begin alike, and the same as whole arrays."""
-    rows, whole = allocate_rows(WHO, TEMPLATE), {}
+    rows, arrays = allocate_rows(WHO, TEMPLATE), {}
     for path, leaf in tree.leaves(TEMPLATE):
         first = torch.arange(1, leaf.numel() + 1).view(1, *leaf.shape).to(leaf.dtype)
         rows.set_initial(WHO, path, first)
-        whole[path] = first.expand(len(WHO), *leaf.shape).clone()
-    return rows, whole
+        arrays[path] = first.expand(len(WHO), *leaf.shape).clone()
+    return rows, arrays
 
 
-def check(rows, whole, chosen):
+def check(rows, arrays, chosen):
     at = torch.tensor(chosen)
-    found = rows.get(WHO[chosen])
-    assert found["none"] == {}
-    for path, leaf in tree.leaves(found):
-        assert torch.equal(leaf, whole[path][at]) and leaf.is_contiguous(), path
+    actual = rows.get(WHO[chosen])
+    assert actual["none"] == {}
+    for path, leaf in tree.leaves(actual):
+        assert torch.equal(leaf, arrays[path][at]) and leaf.is_contiguous(), path
     for path, leaf in tree.leaves(rows.compact(WHO[chosen])):
-        assert torch.equal(leaf, whole[path][at]), path
+        assert torch.equal(leaf, arrays[path][at]), path
 
 
 def test_rows_come_to_life_when_they_are_written():
-    rows, whole = filled()
-    check(rows, whole, [0, 2, 4])
+    rows, arrays = filled()
+    check(rows, arrays, [0, 2, 4])
     assert all(leaf.stride(0) == 0 for _, leaf in tree.leaves(rows.compact(WHO)))
     new = {"model": {"weight": torch.rand(2, 3, 2), "bias": torch.rand(2)}, "seen": torch.ones(2, 5) > 0}
     rows.put(WHO[[1, 3]], new)
     for path, leaf in tree.leaves(new):
-        whole[path][[1, 3]] = leaf
+        arrays[path][[1, 3]] = leaf
     for chosen in ([1], [0], [0, 1], [1, 3], [0, 1, 2, 3, 4], [4, 3]):
-        check(rows, whole, chosen)
+        check(rows, arrays, chosen)
     assert rows.compact(WHO)["steps"].stride(0) == 0  # was not among what is new
     assert rows.compact(WHO[[0, 2, 4]])["model"]["weight"].stride(0) == 0
     rows.get(WHO)["model"]["weight"].fill_(7)  # a copy
-    check(rows, whole, [0, 1, 2, 3, 4])
+    check(rows, arrays, [0, 1, 2, 3, 4])
 
 
 def test_clients_that_begin_otherwise_have_rows_of_their_own():
-    rows, whole = filled()
+    rows, arrays = filled()
     for path, value in (("model/bias", -1.0), ("steps", 9)):
-        rows.set_initial(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
-        whole[path][1] = value
+        rows.set_initial(WHO[1:2], path, torch.full((1,), value, dtype=arrays[path].dtype))
+        arrays[path][1] = value
     rows.set_initial(WHO[2:], "model/bias", torch.tensor([1.0]))  # as the others
     rows.set_initial(WHO[3:4], "seen", torch.zeros(1, 5, dtype=torch.bool))
-    whole["seen"][3] = False
-    check(rows, whole, [0, 1, 2, 3, 4])
+    arrays["seen"][3] = False
+    check(rows, arrays, [0, 1, 2, 3, 4])
     assert {path: np.flatnonzero(own).tolist() for path, own in rows.changed.items()} == {
         "model/bias": [1],
         "model/weight": [],
@@ -99,8 +99,8 @@ class ByClient(FedGMH):
     """Asks what kind of number the client is before it looks at it."""
 
     def init_client(self, task: Task, client: int) -> Tree:
-        known = isinstance(client, int) and client > 0
-        return {**super().init_client(task), "number": torch.tensor(client if known else 0)}
+        is_numbered = isinstance(client, int) and client > 0
+        return {**super().init_client(task), "number": torch.tensor(client if is_numbered else 0)}
 
 
 @pytest.mark.parametrize("init", ["shared", "per_client"])
@@ -112,9 +112,9 @@ def test_the_first_state_is_that_of_each_client(kind, init):
     population = allocate(np.zeros(n, np.int64), np.arange(n), [template])
     initialise(population, algorithm, [task])
     own = [(task.of_client(client), client)[: 2 if kind is ByClient else 1] for client in range(n)]
-    whole = tree.stack([algorithm.init_client(*arguments) for arguments in own])
+    states = tree.stack([algorithm.init_client(*arguments) for arguments in own])
     for path, leaf in tree.leaves(population.get(np.arange(n))):
-        assert torch.equal(leaf, tree.at(whole, path)), path
+        assert torch.equal(leaf, tree.at(states, path)), path
     if kind is ByClient:
         assert population.get(np.arange(n))["number"].tolist() == [*range(n)]
     changed = population.cohorts[0].changed["model/head/weight"]
@@ -140,10 +140,10 @@ def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path, monkeypatc
         return made[-1]
 
     monkeypatch.setattr(experiment, "allocate", watched)
-    whole = quick_run.run(quick_run.settings(training={"rounds": 3}), tmp_path / "whole")
+    digest = quick_run.run(quick_run.settings(training={"rounds": 3}), tmp_path / "whole")
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
-    first, short, resumed = (one.cohorts[0].changed["model/head/weight"] for one in made)
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == digest
+    first, short, resumed = (allocated.cohorts[0].changed["model/head/weight"] for allocated in made)
     assert short.sum() == 3 and 3 < first.sum() < 7 and np.array_equal(first, resumed)
 
 
@@ -170,8 +170,8 @@ def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_p
     rows.set_initial(rows.clients, "model", torch.ones(1, 250_000))
     rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})
     assert rows.get(np.array([6, 7, 99_999]))["model"].sum(1).tolist() == [250_000.0, 500_000.0, 500_000.0]
-    taken = os.fstat(rows.storage._file)
-    assert 6_000_000 <= 512 * taken.st_blocks < 8_000_000 and taken.st_size > 100e9
+    status = os.fstat(rows.storage._file)
+    assert 6_000_000 <= 512 * status.st_blocks < 8_000_000 and status.st_size > 100e9
     assert not list(tmp_path.iterdir())
 
 

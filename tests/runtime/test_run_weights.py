@@ -75,8 +75,8 @@ def test_each_client_begins_with_its_own_model_where_the_run_has_one(before, aft
     assert len(digests) == 1
     own, first = clients(run, 2), clients(tmp_path / "3", 0)
     for path, rows in first.items():
-        whole = own["/".join(filter(None, (kept, path.removeprefix(f"{begins}/"))))]
-        assert np.array_equal(rows, whole) and (rows != rows[0]).any()
+        stored = own["/".join(filter(None, (kept, path.removeprefix(f"{begins}/"))))]
+        assert np.array_equal(rows, stored) and (rows != rows[0]).any()
 
 
 def test_what_the_server_does_not_keep_is_drawn_and_said(source, tmp_path, caplog):
@@ -107,12 +107,12 @@ def test_a_module_of_ones_own_begins_so_too(tmp_path, monkeypatch):
 
 def test_a_resumed_run_does_without_it_unless_new_clients_join(source, tmp_path):
     run = shutil.copytree(source("fedavg"), tmp_path / "source")
-    whole = quick_run.run(begun("fedrep", f"{run}@2", training={"rounds": 3}), tmp_path / "whole")
+    digest = quick_run.run(begun("fedrep", f"{run}@2", training={"rounds": 3}), tmp_path / "whole")
     quick_run.run(begun("fedrep", f"{run}@2"), tmp_path / "run")
     unseen = begun("fedrep", f"{run}@2", evaluation={"unseen": 0.3})
     quick_run.run(unseen, tmp_path / "unseen")
     shutil.rmtree(run)
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == digest
     assert open_run(tmp_path / "run").recorded["code"] == open_run(tmp_path / "whole").recorded["code"]
     with pytest.raises(ConfigError, match="source'@2: there is no such checkpoint; it is no run"):
         quick_run.resume(tmp_path / "unseen", ("training.rounds=3",))
@@ -133,19 +133,19 @@ def from_file(tmp_path):
 
 
 def test_a_run_from_another_file_of_weights_is_another_run(from_file, tmp_path):
-    one, config = tmp_path / "one", configuration.parse(from_file)
-    quick_run.run(from_file, one)
-    whole = quick_run.run({**from_file, "training": {**from_file["training"], "rounds": 2}}, tmp_path / "whole")
-    assert find_run_state(one, config).state == "done"
+    run, config = tmp_path / "one", configuration.parse(from_file)
+    quick_run.run(from_file, run)
+    digest = quick_run.run({**from_file, "training": {**from_file["training"], "rounds": 2}}, tmp_path / "whole")
+    assert find_run_state(run, config).state == "done"
     write_weights(tmp_path / "w.pt", 0.2)
-    assert "what model.weights names has changed since" in find_run_state(one, config).problem
+    assert "what model.weights names has changed since" in find_run_state(run, config).problem
     with pytest.raises(CheckpointError, match=r"what model.weights names has changed since"):
-        quick_run.resume(one, ("training.rounds=2",))
+        quick_run.resume(run, ("training.rounds=2",))
     quick_run.run(from_file, tmp_path / "two")
     runs = [open_run(tmp_path / name) for name in ("one", "two")]
     assert [key for key, _, _ in differing_settings(*runs)] == ["recorded.code"]
-    assert quick_run.resume(one, ("training.rounds=2",), changed_code=True) == whole
-    assert open_run(one).recorded["code"] == runs[0].recorded["code"], "it began with the first ones"
+    assert quick_run.resume(run, ("training.rounds=2",), changed_code=True) == digest
+    assert open_run(run).recorded["code"] == runs[0].recorded["code"], "it began with the first ones"
 
 
 def test_a_run_that_has_recorded_no_hash_of_its_weights_goes_on(from_file, tmp_path, monkeypatch):

@@ -14,39 +14,42 @@ from planned_run import Planned, planned
 
 def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Planned:
     case = every_algorithm()[name]
-    given = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
-    return planned(quick_run.settings(case, **{**given, **sections}), ranks)
+    defaults = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
+    return planned(quick_run.settings(case, **{**defaults, **sections}), ranks)
 
 
 def took_part(rounds: list[RoundSchedule]) -> list[int]:
-    return np.unique(np.concatenate([one.participants for one in rounds])).tolist()
+    return np.unique(np.concatenate([schedule.participants for schedule in rounds])).tolist()
 
 
 def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due():
     opening, *rounds = ready().schedule()
     assert (opening.round, opening.opening, opening.saves, opening.evaluates) == (0, True, True, False)
     assert opening.unsaved.tolist() == list(range(7)) and not len(opening.participants)
-    assert [one.round for one in rounds] == list(range(1, 8))
-    assert [one.round for one in rounds if one.saves] == [3, 6, 7], "the last round is always saved"
-    assert [one.round for one in rounds if one.evaluates] == [2, 4, 6, 7], "and evaluated"
-    for one, since in ((rounds[2], rounds[:3]), (rounds[3], rounds[3:4]), (rounds[6], rounds[6:])):
-        assert one.unsaved.tolist() == took_part(since), "those that trained since the last checkpoint"
+    assert [schedule.round for schedule in rounds] == list(range(1, 8))
+    assert [schedule.round for schedule in rounds if schedule.saves] == [3, 6, 7], "the last round is always saved"
+    assert [schedule.round for schedule in rounds if schedule.evaluates] == [2, 4, 6, 7], "and evaluated"
+    for schedule, since in ((rounds[2], rounds[:3]), (rounds[3], rounds[3:4]), (rounds[6], rounds[6:])):
+        assert schedule.unsaved.tolist() == took_part(since), "those that trained since the last checkpoint"
 
 
 def test_clients_that_keep_nothing_are_in_no_checkpoint():
-    for one in ready("fedavg").schedule():
-        assert not len(one.unsaved) and all(not len(clients) for clients in one.rows)
+    for schedule in ready("fedavg").schedule():
+        assert not len(schedule.unsaved) and all(not len(clients) for clients in schedule.rows)
 
 
 def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them():
-    whole = {one.round: one for one in ready().schedule()}
+    full = {schedule.round: schedule for schedule in ready().schedule()}
     for done in (0, 3, 6):
         opening, *rounds = ready().schedule(done)
         assert (opening.round, opening.saves, len(opening.unsaved), len(opening.participants)) == (done, False, 0, 0)
-        assert opening.receivers.tolist() == whole[done].receivers.tolist()
-        for one in rounds:
+        assert opening.receivers.tolist() == full[done].receivers.tolist()
+        for schedule in rounds:
             for name in ("participants", "receivers", "unsaved", "saves", "evaluates"):
-                assert np.array_equal(getattr(one, name), getattr(whole[one.round], name)), (name, one.round)
+                assert np.array_equal(getattr(schedule, name), getattr(full[schedule.round], name)), (
+                    name,
+                    schedule.round,
+                )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_
 )
 def test_those_are_tested_whose_personal_model_may_have_changed(name, absent, everyone):
     _, *rounds = ready(name, evaluation={"every": 2, "absent": absent}).schedule()
-    assert all(len(one.tested) == 0 for one in rounds if not one.evaluates)
+    assert all(len(schedule.tested) == 0 for schedule in rounds if not schedule.evaluates)
     assert len(rounds[1].tested) == 7, "all before the first evaluation"
     assert rounds[3].tested.tolist() == (list(range(7)) if everyone else took_part(rounds[2:4]))
 
@@ -72,7 +75,7 @@ def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round():
     opening, first, second, *_ = run.schedule()
     assert opening.participants.tolist() == list(range(7)) and opening.uplink
     assert not opening.up_bytes.any()
-    sent = [up_bytes * np.isin(np.arange(7), one.participants) for one in (first, second)]
+    sent = [up_bytes * np.isin(np.arange(7), schedule.participants) for schedule in (first, second)]
     assert first.up_bytes.tolist() == (sent[0] + up_bytes).tolist()
     assert second.up_bytes.tolist() == sent[1].tolist()
 
@@ -94,5 +97,5 @@ def test_small_messages_move_once_each_way_in_a_round():
     for ranks in (2, 3):
         settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}
         _, *ahead = ready("fedavg", ranks, **settings).schedule()
-        moved = [[traffic.down for traffic in one.calls if traffic.moved] for one in ahead]
+        moved = [[traffic.down for traffic in schedule.calls if traffic.moved] for schedule in ahead]
         assert moved == [[False, True]] * 3

@@ -32,8 +32,8 @@ def _is_quick(case, model, executor):
 
 def _marked():
     return [
-        pytest.param(*one, id="-".join(one), marks=[] if _is_quick(*one) else [pytest.mark.slow])
-        for one in stub_costs.situations()
+        pytest.param(*situation, id="-".join(situation), marks=[] if _is_quick(*situation) else [pytest.mark.slow])
+        for situation in stub_costs.situations()
     ]
 
 
@@ -44,11 +44,11 @@ def _one_thread():
 
 @pytest.mark.parametrize(("case", "model", "executor"), _marked())
 def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case, model, executor):
-    found, costs = stub_costs.measure(case, model, executor)
+    result, costs = stub_costs.measure(case, model, executor)
     expected = stub_run.run(stub_run.settings(every_algorithm()[case], model, executor), False)
     for path, leaf in expected.values.items():
         torch.testing.assert_close(
-            found.values[path], leaf, rtol=0, atol=0, msg=lambda text, path=path: f"{path}: {text}"
+            result.values[path], leaf, rtol=0, atol=0, msg=lambda text, path=path: f"{path}: {text}"
         )
     assert costs.step_copies == 0, "a step copies between host and device, or waits for a value"
     kept = stub_costs.read().get((case, model, executor))
@@ -64,9 +64,9 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case, mod
 def test_cached_features_are_those_of_the_host(executor):
     raw = stub_run.settings(every_algorithm()["fedavg"], "cnn", executor)
     raw["model"] = {**raw["model"], "trainable": ["head.*"], "cache_features": True}
-    expected, found = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
+    expected, actual = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
     for path, leaf in expected.items():
-        assert torch.equal(leaf, found[path]), path
+        assert torch.equal(leaf, actual[path]), path
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
@@ -76,9 +76,9 @@ def test_cached_features_are_those_of_the_host(executor):
 )
 def test_messages_are_transformed_there_as_on_the_host(case, uplink, executor):
     raw = {**stub_run.settings(every_algorithm()[case], "mlp", executor), "uplink": uplink}
-    expected, found = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
+    expected, actual = (stub_run.run(raw, on_stub).values for on_stub in (False, True))
     for path, leaf in expected.items():
-        assert torch.equal(leaf, found[path]), path
+        assert torch.equal(leaf, actual[path]), path
 
 
 @pytest.mark.parametrize(
@@ -96,27 +96,27 @@ def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case, model
     raw["model"] = {**raw["model"], "trainable": trainable}
     replay._traces.cache_clear()
     with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
-        found = stub_run.run(raw, True)
+        replayed = stub_run.run(raw, True)
     with replay.without_replay():
-        taken = stub_run.run(raw, True)
+        unreplayed = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
-        torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
+        torch.testing.assert_close(replayed.values[path], leaf, rtol=0, atol=0)
     assert runs.call_count == (12 if executor == "lanes" else stub_run.CLIENTS * 12) - 2, "all but two that are traced"
-    mine, theirs = found.counts["update"], taken.counts["update"]
-    assert mine.syncs == 0 and mine.launches <= theirs.launches and mine.uploads == theirs.uploads
+    counts, limit = replayed.counts["update"], unreplayed.counts["update"]
+    assert counts.syncs == 0 and counts.launches <= limit.launches and counts.uploads == limit.uploads
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 def test_messages_for_which_a_device_has_no_room_wait_on_the_host(executor, monkeypatch):
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", executor)
-    there = stub_run.run(raw, True)
-    size = 4 * sum(leaf.numel() for path, leaf in there.values.items() if path.startswith("server/"))
+    on_device = stub_run.run(raw, True)
+    size = 4 * sum(leaf.numel() for path, leaf in on_device.values.items() if path.startswith("server/"))
     monkeypatch.setattr(rounds, "device_message_limit", lambda _: 1.5 * size)  # one client in a loop, no lanes
-    some = stub_run.run(raw, True)
+    limited = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
-        torch.testing.assert_close(there.values[path], leaf, rtol=0, atol=0)
-        torch.testing.assert_close(some.values[path], leaf, rtol=0, atol=0)
-    more = some.counts[""].downloads - there.counts[""].downloads
+        torch.testing.assert_close(on_device.values[path], leaf, rtol=0, atol=0)
+        torch.testing.assert_close(limited.values[path], leaf, rtol=0, atol=0)
+    more = limited.counts[""].downloads - on_device.counts[""].downloads
     assert more == (2 if executor == "loop" else 1), "one copy for each"
 
 
@@ -124,8 +124,8 @@ def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_confi
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
     once = stub_run.run(raw, True).counts["evaluate"]
     monkeypatch.setattr(evaluation, "_MIN_BATCH", 8)  # a third of all, as many as a client has
-    found, host = stub_run.run(raw, True), stub_run.run(raw, False)
-    assert found.counts["evaluate"] == once and torch.equal(found.values["correct"], host.values["correct"])
+    on_device, host = stub_run.run(raw, True), stub_run.run(raw, False)
+    assert on_device.counts["evaluate"] == once and torch.equal(on_device.values["correct"], host.values["correct"])
     raw["evaluation"] = {"batch_size": 8}
     assert stub_run.run(raw, True).counts["evaluate"].launches > once.launches
 
@@ -136,11 +136,11 @@ def test_a_client_that_diverges_on_a_device_is_left_out(executor, how, monkeypat
     section = failing_clients.registered(monkeypatch, round=1, **{how: 1})
     raw = stub_run.settings({"algorithm": section}, "mlp", executor)
     raw["runtime"] |= {"client_errors": "skip"}
-    found, right = stub_run.run(raw, True).values, stub_run.run(raw, False).values
-    whole = stub_run.run(stub_run.settings(every_algorithm()["fedavg"], "mlp", executor), False).values
+    actual, right = stub_run.run(raw, True).values, stub_run.run(raw, False).values
+    plain = stub_run.run(stub_run.settings(every_algorithm()["fedavg"], "mlp", executor), False).values
     for path, leaf in right.items():
-        torch.testing.assert_close(found[path], leaf, rtol=0, atol=0)
-    assert any(not torch.equal(right[path], leaf) for path, leaf in whole.items() if path.startswith("server/"))
+        torch.testing.assert_close(actual[path], leaf, rtol=0, atol=0)
+    assert any(not torch.equal(right[path], leaf) for path, leaf in plain.items() if path.startswith("server/"))
 
 
 def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_on_a_device():
@@ -207,11 +207,11 @@ def test_another_launch_in_a_step_is_found(monkeypatch):
 
 def test_the_device_refuses_what_a_gpu_refuses():
     with stub_device() as stub:
-        there = torch.ones(2, 2, device=DEVICE)
-        for refused in (there.numpy, lambda: torch.cat([there, torch.ones(2, 2)]), lambda: there @ torch.ones(2, 2)):
+        tensor = torch.ones(2, 2, device=DEVICE)
+        for refused in (tensor.numpy, lambda: torch.cat([tensor, torch.ones(2, 2)]), lambda: tensor @ torch.ones(2, 2)):
             with pytest.raises((RuntimeError, TypeError)):
                 refused()
-        assert (there + torch.tensor(1.0)).cpu().tolist() == [[2, 2], [2, 2]], "a single number may be on the host"
+        assert (tensor + torch.tensor(1.0)).cpu().tolist() == [[2, 2], [2, 2]], "a single number may be on the host"
         assert stub.counts.row() == (2, 0, 1, 0)  # ones, add; the download
 
 
@@ -227,21 +227,21 @@ def run(case, executor):
 
         update = Executor.update
         with mock.patch.object(Executor, "update", noted):
-            found = stub_run.run(raw, True)
-    return found, stub_run.run(raw, False), timeline
+            result = stub_run.run(raw, True)
+    return result, stub_run.run(raw, False), timeline
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("case", ["fedavg", "fedproto", "ditto", "fedgmh-full"])
 def test_a_group_is_begun_before_the_one_before_is_waited_for(case, executor):
     torch.set_num_threads(1)
-    found, expected, timeline = run(case, executor)
+    result, expected, timeline = run(case, executor)
     assert timeline.races == []
     for path, leaf in expected.values.items():
-        torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
+        torch.testing.assert_close(result.values[path], leaf, rtol=0, atol=0)
     first = timeline.log.index("begin")
-    one = ["begin", "up", "down"]
-    assert timeline.log[first : first + 12] == [*one, *one, "wait", *one, "wait", "wait"]
+    group = ["begin", "up", "down"]
+    assert timeline.log[first : first + 12] == [*group, *group, "wait", *group, "wait", "wait"]
     assert timeline.up.waits == set(), "what goes up waits for no results"
 
 
@@ -266,7 +266,7 @@ def test_unseen_clients_are_begun_before_those_before_are_waited_for():
 
 def _forgetting(name):
     wait_stream = FakeStream.wait_stream
-    return lambda self, other: None if self.name == name else wait_stream(self, other)
+    return lambda self, stream: None if self.name == name else wait_stream(self, stream)
 
 
 @pytest.mark.parametrize("queue", ["computing", "down", "host"])
@@ -281,8 +281,8 @@ def test_memory_that_is_given_away_too_early_is_found():
     torch.set_num_threads(1)
     with mock.patch.object(Timeline, "keep", lambda *_: None):
         _, _, timeline = run("ditto", "lanes")
-    found = " ".join(timeline.races)
-    assert "of up may be given away before computing" in found and "of computing may be given away before down" in found
+    races = " ".join(timeline.races)
+    assert "of up may be given away before computing" in races and "of computing may be given away before down" in races
 
 
 @pytest.mark.parametrize(

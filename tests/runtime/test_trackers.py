@@ -36,9 +36,9 @@ def read(run):
 
 def written(run):
     """The rounds and values of each scalar in the event files of a run."""
-    found = read(run)
-    assert not found.Tags()["tensors"], "what shows scalars shows them"
-    return {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    events = read(run)
+    assert not events.Tags()["tensors"], "what shows scalars shows them"
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def times(run):
@@ -73,9 +73,9 @@ def test_every_column_of_every_round_is_there_once(tmp_path, ranks):
         run,
         ranks,
     )
-    found = written(run)
-    assert found == expected(run)
-    assert set(found) == set(metrics_file.COLUMNS) - {"round"}
+    scalars = written(run)
+    assert scalars == expected(run)
+    assert set(scalars) == set(metrics_file.COLUMNS) - {"round"}
     assert list((run / TensorBoard.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
     assert ascending(times(run))
 
@@ -84,13 +84,13 @@ def test_a_continuation_has_each_round_once(tmp_path):
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(output=ON), run)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
-    with SummaryWriter(str(run / TensorBoard.FOLDER), filename_suffix=".other") as other:
-        other.add_scalar("of another program", 0.5, 7)
+    with SummaryWriter(str(run / TensorBoard.FOLDER), filename_suffix=".other") as writer:
+        writer.add_scalar("of another program", 0.5, 7)
     quick_run.resume(run, ("training.rounds=5",))
-    found = written(run)
-    assert found.pop("of another program") == [(7, 0.5)]
-    assert found == expected(run)
-    assert [step for step, _ in found["seconds"]] == [1, 2, 3, 4, 5]
+    scalars = written(run)
+    assert scalars.pop("of another program") == [(7, 0.5)]
+    assert scalars == expected(run)
+    assert [step for step, _ in scalars["seconds"]] == [1, 2, 3, 4, 5]
     assert ascending(times(run)) and len(own_files(run)) == 1
 
 
@@ -134,8 +134,8 @@ def test_a_tracker_that_fails_leaves_the_run_alone_and_says_so_once(tmp_path, mo
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", full)
     assert quick_run.run(quick_run.settings(output=ON), tmp_path / "run") == expected_bits
-    (said,) = [record.getMessage() for record in caplog.records if "tracker " in record.getMessage()]
-    assert said.startswith("the tracker tensorboard fails: [Errno 28] No space left on device; the run goes on without")
+    (text,) = [record.getMessage() for record in caplog.records if "tracker " in record.getMessage()]
+    assert text.startswith("the tracker tensorboard fails: [Errno 28] No space left on device; the run goes on without")
     monkeypatch.undo()
     quick_run.resume(tmp_path / "run", ("training.rounds=4",))
     assert written(tmp_path / "run") == expected(tmp_path / "run")
@@ -172,7 +172,7 @@ def test_weights_and_biases_has_one_run_with_each_round_once(tmp_path, monkeypat
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
     quick_run.resume(run, ("training.rounds=5",))
     assert [step for _, step in fake.logged] == [1, 2, 3, 4, 5]
-    assert len({each for each, _ in fake.logged}) == 1 and fake.ended == [0, 0]
+    assert len({run_id for run_id, _ in fake.logged}) == 1 and fake.ended == [0, 0]
     first = fake.begun[0]
     assert (first["mode"], first["resume"], first["dir"]) == ("offline", "allow", str(run))
     assert first["config"]["algorithm.name"] == "fedgmh"
@@ -205,7 +205,7 @@ class FakeMLflow(ModuleType):
         self.stores: list[str] = []
         self.states: list[str] = []
         self.entities = SimpleNamespace(
-            Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, step=step), Param=lambda *each: each
+            Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, step=step), Param=lambda *pair: pair
         )
 
     def MlflowClient(self, tracking_uri: str) -> "FakeMLflow":
@@ -216,8 +216,8 @@ class FakeMLflow(ModuleType):
         return SimpleNamespace(experiment_id="7")
 
     def search_runs(self, experiments: list[str], filter_string: str) -> list[SimpleNamespace]:
-        known = [there for ours, there in self.runs.items() if ours in filter_string]
-        return [SimpleNamespace(info=SimpleNamespace(run_id=there)) for there in known]
+        ids = [id_there for ours, id_there in self.runs.items() if ours in filter_string]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=id_there)) for id_there in ids]
 
     def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
         (ours,) = tags.values()
@@ -228,10 +228,10 @@ class FakeMLflow(ModuleType):
         self.states.append(status)
 
     def get_metric_history(self, run: str, name: str) -> list[SimpleNamespace]:
-        return [SimpleNamespace(step=step) for there, key, step in self.metrics if (there, key) == (run, name)]
+        return [SimpleNamespace(step=step) for id_there, key, step in self.metrics if (id_there, key) == (run, name)]
 
     def log_batch(self, run: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
-        self.metrics += [(run, one.key, one.step) for one in metrics]
+        self.metrics += [(run, metric.key, metric.step) for metric in metrics]
 
     def set_terminated(self, run: str, status: str) -> None:
         self.states.append(status)
@@ -244,7 +244,7 @@ def test_mlflow_has_one_run_with_each_round_once(tmp_path, monkeypatch):
     later = f"output.trackers=[{{name: mlflow, store: {store}}}]"
     quick_run.resume(run, (later, "training.rounds=4"), ranks=2)
     quick_run.resume(run, ("training.rounds=5",))
-    assert [(there, step) for there, key, step in fake.metrics if key == "accuracy_mean"] == [
+    assert [(id_there, step) for id_there, key, step in fake.metrics if key == "accuracy_mean"] == [
         ("there-0", round) for round in range(1, 6)
     ]
     assert fake.stores[0] == f"sqlite:///{store}/mlflow.db" and fake.states == ["FINISHED", "RUNNING", "FINISHED"]
@@ -305,8 +305,8 @@ class Other:
 
 def test_a_class_of_ones_own_gets_its_options_and_each_round(tmp_path, caplog):
     (tmp_path / "mine.py").write_text(MINE)
-    mine = {"name": f"{tmp_path}/mine.py:Mine", "file": str(tmp_path / "said")}
-    quick_run.run(quick_run.settings(output={"trackers": [mine]}), tmp_path / "run", ranks=2)
+    tracker = {"name": f"{tmp_path}/mine.py:Mine", "file": str(tmp_path / "said")}
+    quick_run.run(quick_run.settings(output={"trackers": [tracker]}), tmp_path / "run", ranks=2)
     assert (tmp_path / "said").read_text() == "1 2 3 True"
     assert "code" not in caplog.text
     quick_run.resume(tmp_path / "run", ("training.rounds=4",))
@@ -331,11 +331,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_track_is_refused_before_anything_is_written(case, tmp_path, monkeypatch):
-    given, words = REFUSED[case]
+    setting, words = REFUSED[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     for name in ("torch.utils.tensorboard", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=words):
-        quick_run.run(quick_run.settings(output={"trackers": given}), tmp_path / "run")
+        quick_run.run(quick_run.settings(output={"trackers": setting}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

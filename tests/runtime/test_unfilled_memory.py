@@ -30,13 +30,13 @@ def _deterministic():
     ],
 )
 def test_results_are_the_same_with_and_without_filled_memory(case, model, executor):
-    found = []
+    results = []
     for fill in (True, False):
         deterministic.fill_uninitialized_memory = fill  # with NaN, or the largest integer
         raw = stub_run.settings(every_algorithm()[case], model, executor)
-        found.append(stub_run.run(raw, on_stub=False).values)
-    for path, leaf in found[0].items():
-        assert torch.equal(leaf, found[1][path]), path
+        results.append(stub_run.run(raw, on_stub=False).values)
+    for path, leaf in results[0].items():
+        assert torch.equal(leaf, results[1][path]), path
         assert not leaf.is_floating_point() or bool(leaf.isfinite().all()), path
 
 

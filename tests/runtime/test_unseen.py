@@ -46,8 +46,10 @@ def test_unseen_clients_never_influence_training(tmp_path):
 def test_samples_are_standardised_by_those_of_trained_clients():
     made = prepared(quick_run.settings(data={"name": "digits", "limit": 400, "normalize": "standard"}, **UNSEEN))
     trained, dataset = made.division.trained, made.division.trained.dataset
-    known = dataset.images[np.concatenate([*trained.train, *trained.test])] / 255
-    assert made.tasks[0].mean[0] == pytest.approx(known.mean(), abs=1e-12) != pytest.approx(dataset.images.mean() / 255)
+    pixels = dataset.images[np.concatenate([*trained.train, *trained.test])] / 255
+    assert (
+        made.tasks[0].mean[0] == pytest.approx(pixels.mean(), abs=1e-12) != pytest.approx(dataset.images.mean() / 255)
+    )
 
 
 def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path):
@@ -60,8 +62,8 @@ def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path):
         tuple(unseen)
     }
     metrics = run.round(3).metrics
-    whole = prepared(quick_run.settings(partition={"clients": 9})).federation
-    assert metrics["unseen_total"].tolist() == whole.num_test[unseen].tolist()
+    federation = prepared(quick_run.settings(partition={"clients": 9})).federation
+    assert metrics["unseen_total"].tolist() == federation.num_test[unseen].tolist()
     assert len(metrics["accuracy"]) == 7 and metrics["participants"].max() < 7
 
 
@@ -127,8 +129,8 @@ def test_newcomers_that_would_train_at_rate_zero_are_refused_before_the_start(tm
 def test_an_algorithm_without_a_rule_says_so_once_and_the_scores_are_left_out(tmp_path, monkeypatch, caplog):
     raw = quick_run.settings(algorithm=registered(monkeypatch), **UNSEEN)  # with an `Own` message, and no newcomer's
     quick_run.run(raw, tmp_path, ranks=3)
-    said = [record.getMessage() for record in caplog.records if "unseen" in record.getMessage()]
-    assert len(said) == 1 and "offset" in said[0] and "publish_to_newcomers" in said[0]
+    warnings = [record.getMessage() for record in caplog.records if "unseen" in record.getMessage()]
+    assert len(warnings) == 1 and "offset" in warnings[0] and "publish_to_newcomers" in warnings[0]
     assert all(line["unseen_accuracy_mean"] == "" for line in metrics_file.read(tmp_path))
     assert "unseen_correct" not in run_folder.read_metrics(tmp_path, 3)
 

@@ -72,19 +72,19 @@ def test_nothing_else_changes_where_the_samples_are_only_measured_on(tmp_path):
     without = replace(federation, validation=())
     context = RankContext(InProcessTransport(), torch.device("cpu"), 2)
     experiment.run(config, tmp_path / "without", context, lambda _: None, federation=without)
-    ours, theirs = (run_folder.read_metrics(tmp_path / name, 3) for name in ("with", "without"))
-    for name in theirs:
+    ours, plain = (run_folder.read_metrics(tmp_path / name, 3) for name in ("with", "without"))
+    for name in plain:
         if not name.startswith("seconds"):
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-    assert not any(name.startswith("validation") for name in theirs)
+            np.testing.assert_array_equal(ours[name], plain[name], err_msg=name)
+    assert not any(name.startswith("validation") for name in plain)
     assert tuple(metrics_file.read(tmp_path / "without")[0]) == metrics_file.COLUMNS
     assert (tmp_path / "without" / "partition.csv").read_text().startswith("client,class,train,test\n")
 
 
 def test_a_resumed_run_has_the_same_bits_and_lines(tmp_path):
-    whole = quick_run.run(settings(), tmp_path / "whole", 2)
+    digest = quick_run.run(settings(), tmp_path / "whole", 2)
     quick_run.run(settings(training={"rounds": 2}), tmp_path / "run", 3)
-    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == digest
     lines = [
         [(name, text) for name, text in line.items() if "seconds" not in name and "memory" not in name]
         for folder in ("whole", "run")
@@ -109,10 +109,10 @@ def test_validation_chooses_the_round_whose_test_figure_is_shown():
 
 
 def test_a_round_without_a_validation_figure_is_not_chosen():
-    some = {"validation_accuracy_mean": np.array([0.3, np.nan, 0.2]), "accuracy_mean": np.array([0.5, 0.9, 0.6])}
-    none = {**some, "validation_accuracy_mean": np.full(3, np.nan)}
-    untested = {**some, "accuracy_mean": np.array([np.nan, 0.9, 0.6])}
-    for columns, chosen in ((some, 0), (none, None), (untested, 2)):
+    partial = {"validation_accuracy_mean": np.array([0.3, np.nan, 0.2]), "accuracy_mean": np.array([0.5, 0.9, 0.6])}
+    none = {**partial, "validation_accuracy_mean": np.full(3, np.nan)}
+    untested = {**partial, "accuracy_mean": np.array([np.nan, 0.9, 0.6])}
+    for columns, chosen in ((partial, 0), (none, None), (untested, 2)):
         value = math.nan if chosen is None else 100 * columns["accuracy_mean"][chosen]
         assert find_best_round(columns) == chosen and pick_value(columns, "mean", "best") == pytest.approx(
             value, nan_ok=True
@@ -198,9 +198,9 @@ def test_a_table_says_what_chose_its_rounds(tmp_path):
     filled = compute_entries(table, [cell], tmp_path)
     assert filled[0].by_validation and "best round by validation, percent" in format_tables(table, filled)[0].caption
     for metric in ("train_loss", "parameters"):
-        other = table.model_copy(update={"metric": metric})
-        filled = compute_entries(other, [cell], tmp_path)
-        assert not filled[0].by_validation and "validation" not in format_tables(other, filled)[0].caption
+        retargeted = table.model_copy(update={"metric": metric})
+        filled = compute_entries(retargeted, [cell], tmp_path)
+        assert not filled[0].by_validation and "validation" not in format_tables(retargeted, filled)[0].caption
 
 
 def raw_of(raw):

@@ -28,37 +28,37 @@ def strong(ranks):
 
 
 def test_the_serial_fraction_of_amdahls_law_is_found_again(tmp_path):
-    found = scale_folder.scaling([1, 2, 4])
-    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, strong)), 1000)
+    scaling = scale_folder.scaling([1, 2, 4])
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", scaling, strong)), 1000)
     assert law.first == pytest.approx(2.0) and law.serial.value == pytest.approx(0.125)
     assert law.seconds(1000).value == pytest.approx(0.25 + 1.75 / 1000, rel=1e-6)
     assert law.serial.high - law.serial.low < 1e-4, "nothing is uncertain"
 
 
 def test_in_weak_experiments_the_serial_part_grows_with_the_work(tmp_path):
-    found = scale_folder.scaling([1, 2, 4], "weak")
+    scaling = scale_folder.scaling([1, 2, 4], "weak")
     law = fit(
-        read_results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": r * strong(r)["seconds"]})),
+        read_results(scale_folder.measured(tmp_path / "s", scaling, lambda r: {"seconds": r * strong(r)["seconds"]})),
         1000,
     )
     assert law.serial.value == pytest.approx(0.125) and law.seconds(8).value == pytest.approx(8 * 0.25 + 1.75)
 
 
 def test_points_that_scatter_make_the_interval_wide_and_it_holds_the_truth(tmp_path):
-    drawn, found = np.random.default_rng(5), scale_folder.scaling([1, 2, 4, 8], repeats=4)
+    drawn, scaling = np.random.default_rng(5), scale_folder.scaling([1, 2, 4, 8], repeats=4)
 
     def noisy(ranks):
         return {"seconds": strong(ranks)["seconds"] + 0.05 * float(drawn.standard_normal())}
 
-    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, noisy)), 1000)
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", scaling, noisy)), 1000)
     assert law.serial.low < SERIAL < law.serial.high
     assert 0.01 < law.serial.high - law.serial.low < 0.2
     assert law.seconds(1000).low < strong(1000)["seconds"] < law.seconds(1000).high
 
 
 def test_what_scales_perfectly_has_no_serial_fraction_below_zero(tmp_path):
-    found = scale_folder.scaling([1, 2, 4])
-    law = fit(read_results(scale_folder.measured(tmp_path / "s", found, lambda r: {"seconds": 2 / r**1.2})), 1000)
+    scaling = scale_folder.scaling([1, 2, 4])
+    law = fit(read_results(scale_folder.measured(tmp_path / "s", scaling, lambda r: {"seconds": 2 / r**1.2})), 1000)
     assert law.serial.value == pytest.approx(0, abs=1e-6) and law.serial.low == 0
 
 

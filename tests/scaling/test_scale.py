@@ -23,8 +23,8 @@ MB = 2**20
 
 
 def test_repeats_take_turns():
-    found = runs(scale_folder.scaling([1, 2, 4]))
-    assert [(one.ranks, one.repeat) for one in found] == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
+    order = runs(scale_folder.scaling([1, 2, 4]))
+    assert [(run.ranks, run.repeat) for run in order] == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
 
 
 def test_a_mode_says_what_differs_between_points():
@@ -71,9 +71,9 @@ def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
             return {"seconds": 6, "compute_seconds": 5, "evaluation_seconds": 0.5, "checkpoint_seconds": 0.25}
         return {"seconds": 4, "compute_seconds": 3, "waiting_seconds": 0.5, "evaluation_seconds": 0.25}
 
-    found = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([1, 2]), seconds))
-    one, two = found.points
-    assert (one.seconds, two.seconds, found.speed_up(two), found.efficiency(two)) == (6, 4, 1.5, 0.75)
+    results = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([1, 2]), seconds))
+    one, two = results.points
+    assert (one.seconds, two.seconds, results.speed_up(two), results.efficiency(two)) == (6, 4, 1.5, 0.75)
     assert one.parts == dict(zip(PARTS, (4.5, 0.5, 0.75, 0.0, 0.25), strict=True))
     assert two.parts == dict(zip(PARTS, (2.25, 0.25, 1.0, 0.5, 0.0), strict=True))
     assert sum(two.parts.values()) == two.seconds
@@ -83,8 +83,8 @@ def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path):
 @pytest.mark.parametrize(("mode", "speed_up", "efficiency"), [("weak", 8.0, 4.0), ("packing", 4.0, 4.0)])
 def test_what_is_ideal_depends_on_the_mode(mode, speed_up, efficiency, tmp_path):
     """The helper's rounds become shorter with the ranks, which in these modes they do not really."""
-    found = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([2, 8], mode)))
-    assert (found.speed_up(found.points[1]), found.efficiency(found.points[1])) == (
+    results = read_results(scale_folder.measured(tmp_path, scale_folder.scaling([2, 8], mode)))
+    assert (results.speed_up(results.points[1]), results.efficiency(results.points[1])) == (
         speed_up * (2 if mode == "weak" else 1),
         efficiency,
     )
@@ -95,33 +95,33 @@ def test_what_is_ideal_depends_on_the_mode(mode, speed_up, efficiency, tmp_path)
 )
 def test_points_with_the_same_clients_and_threads_must_have_the_same_bits(mode, same, tmp_path):
     by_ranks = scale_folder.measured(
-        tmp_path / "a", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.ranks)
+        tmp_path / "a", scale_folder.scaling([1, 2], mode), digest=lambda run: str(run.ranks)
     )
     assert [point.same_bits for point in read_results(by_ranks).points] == same
     by_repeat = scale_folder.measured(
-        tmp_path / "b", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.repeat)
+        tmp_path / "b", scale_folder.scaling([1, 2], mode), digest=lambda run: str(run.repeat)
     )
-    found = read_results(by_repeat)
-    assert not any(point.same_bits for point in found.points)
+    results = read_results(by_repeat)
+    assert not any(point.same_bits for point in results.points)
     assert (
-        found.problems == ["results differ between ranks or repeats on 1, 2 ranks"]
-        and format_table(found)[1][0][-1] == "different"
+        results.problems == ["results differ between ranks or repeats on 1, 2 ranks"]
+        and format_table(results)[1][0][-1] == "different"
     )
 
 
 def test_the_record_of_a_run_on_cpus_does_not_ask_for_gpus(tmp_path, monkeypatch):
-    one = runs(scale_folder.scaling([1]))[0]
-    quick_run.run(quick_run.settings(training={"rounds": 1}), one.run(tmp_path))
+    run = runs(scale_folder.scaling([1]))[0]
+    quick_run.run(quick_run.settings(training={"rounds": 1}), run.run(tmp_path))
     monkeypatch.setattr(machine, "gpus", None)
-    assert records.record(one, tmp_path, 1, {}) == ""
-    written = records.read(one.record(tmp_path))
+    assert records.record(run, tmp_path, 1, {}) == ""
+    written = records.read(run.record(tmp_path))
     assert (written["device"], written["gpus"], written["driver"]) == (platform.machine(), "", "")
 
 
 def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path):
-    found = scale_folder.scaling([1, 2])
-    out = scale_folder.measured(tmp_path, found)
-    records.record_failure(runs(found)[-1], out, "no memory is left")
+    scaling = scale_folder.scaling([1, 2])
+    out = scale_folder.measured(tmp_path, scaling)
+    records.record_failure(runs(scaling)[-1], out, "no memory is left")
     write_table(read_results(out))
     with open(out / "scale.csv", newline="") as file:
         lines = list(csv.DictReader(file))

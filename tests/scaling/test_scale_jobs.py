@@ -44,10 +44,10 @@ def test_the_folder_of_a_log_is_made(folder):
 
 
 def test_points_that_are_measured_or_have_a_job_are_not_submitted(folder, capfd):
-    found = scale_folder.scaling([1, 2, 4], repeats=1)
-    scale_folder.measured(folder / "s", found)
-    for one in runs(found)[1:]:
-        records.record_failure(one, folder / "s", "no memory is left")
+    scaling = scale_folder.scaling([1, 2, 4], repeats=1)
+    scale_folder.measured(folder / "s", scaling)
+    for run in runs(scaling)[1:]:
+        records.record_failure(run, folder / "s", "no memory is left")
     job_file.append(folder / "s" / "ranks-0002", "7")
     fake_slurm.queue(folder / "bin", fake_slurm.line("7", State="PENDING"))
     assert main(SUBMIT) == 0

@@ -50,9 +50,9 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
 
 
 def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, capfd):
-    found = scale_folder.scaling([1, 2, 4])
-    weak = scale_folder.measured(tmp_path / "other", found, digest=lambda one: str(one.ranks == 4))
-    records.record_failure(runs(found)[1], weak, "no memory is left")
+    scaling = scale_folder.scaling([1, 2, 4])
+    weak = scale_folder.measured(tmp_path / "other", scaling, digest=lambda run: str(run.ranks == 4))
+    records.record_failure(runs(scaling)[1], weak, "no memory is left")
     assert main(["report", str(strong), str(weak), "--out", str(tmp_path / "both")]) == 1
     shown = capfd.readouterr()
     assert (
@@ -66,8 +66,8 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, 
 
 
 def test_what_no_checkpoint_vouches_for_is_said_below_the_tables_and_on_the_page(tmp_path, capsys):
-    found = scale_folder.scaling([1], repeats=1)
-    out, run = scale_folder.measured(tmp_path / "s", found), runs(found)[0].run(tmp_path / "s")
+    scaling = scale_folder.scaling([1], repeats=1)
+    out, run = scale_folder.measured(tmp_path / "s", scaling), runs(scaling)[0].run(tmp_path / "s")
     shutil.rmtree(run)
     quick_run.run(quick_run.settings(training={"rounds": scale_folder.ROUNDS}), run)
     assert read_results(out).notes == []
@@ -88,8 +88,8 @@ def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
 
 
 def test_an_experiment_without_a_run_says_why(tmp_path, capfd):
-    found = scale_folder.scaling([2], repeats=1)
-    out = scale_folder.measured(tmp_path / "s", found)
-    records.record_failure(runs(found)[0], out, "no memory is left")
+    scaling = scale_folder.scaling([2], repeats=1)
+    out = scale_folder.measured(tmp_path / "s", scaling)
+    records.record_failure(runs(scaling)[0], out, "no memory is left")
     assert main(["report", str(out)]) == 2
-    assert "nothing was measured" in (said := capfd.readouterr().err) and "no memory is left" in said
+    assert "nothing was measured" in (stderr := capfd.readouterr().err) and "no memory is left" in stderr

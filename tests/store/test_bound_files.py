@@ -79,8 +79,8 @@ def test_nothing_is_exported_or_drawn_from_an_exchanged_file(exchange, runs, tmp
     for words in [*reading, ["inspect", "--diff", "2", "3"]]:
         assert main([words[0], str(run), *words[1:]]) == 2
         assert EXCHANGES[exchange] in capfd.readouterr().err, words
-    whole = exchange is not foreign_config  # with that nothing can be shown of the run
-    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == (1 if whole else 2)
+    readable = exchange is not foreign_config  # with that nothing can be shown of the run
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == (1 if readable else 2)
     assert EXCHANGES[exchange] in capfd.readouterr().err
     assert main(["inspect", str(run), "--digest"]) == 2
     assert EXCHANGES[exchange] in capfd.readouterr().err
@@ -110,10 +110,10 @@ def test_a_probe_of_another_round_or_run_is_found_and_not_drawn(exchange, proble
     layers = {"fc1": probe_file.LayerSimilarity(np.arange(2), np.eye(2))}
     for each in (run, other):
         probe_file.write(each, probe_file.Probe(3, 9, layers))
-    assert not any(found.problems for found in check(run))
+    assert not any(checked.problems for checked in check(run))
     exchange(run, other)
-    (found,) = [each for each in check(run) if each.problems]
-    assert problem in found.problems[0]
+    (checked,) = [each for each in check(run) if each.problems]
+    assert problem in checked.problems[0]
     with pytest.raises(CheckpointError, match=problem):
         probe_file.read(run, probe_file.rounds(run)[0])
 
@@ -131,7 +131,7 @@ def dangling_round(run: Path) -> None:
 def test_a_lost_file_is_named(loss, problem, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     loss(run)
-    assert [problem in each for found in check(run) for each in found.problems] == [True]
+    assert [problem in text for checked in check(run) for text in checked.problems] == [True]
 
 
 def with_attribute(run: Path, name: str, value: object, section: str = "run") -> Path:
@@ -143,12 +143,12 @@ def with_attribute(run: Path, name: str, value: object, section: str = "run") ->
             for group in source:
                 source.copy(group, writer.file)
             writer.about |= about(source)
-        said = writer.about[section] | {name: value}
-        writer.about[section] = {key: each for key, each in said.items() if each is not None}
+        attributes = writer.about[section] | {name: value}
+        writer.about[section] = {key: item for key, item in attributes.items() if item is not None}
 
-    other = path.with_name("other")
-    checked_hdf5.write(other, fill)
-    other.replace(path)
+    draft = path.with_name("other")
+    checked_hdf5.write(draft, fill)
+    draft.replace(path)
     return path
 
 
@@ -228,16 +228,16 @@ def test_a_changed_value_in_the_configuration_is_refused_by_name(runs, tmp_path)
 def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     metrics = run / "metrics.csv"
-    whole = metrics.read_bytes()
+    content = metrics.read_bytes()
     for damaged, place in (
-        (whole.replace(b"\n2,", b"\n7,"), "lines 3 to 4"),
-        (whole.replace(b"\n3,", b"\n8,"), "line 4"),  # told by the checksums of the rounds before
-        (whole[: len(whole) // 2], "line"),
-        (b"\0\xff" + whole, "line"),
+        (content.replace(b"\n2,", b"\n7,"), "lines 3 to 4"),
+        (content.replace(b"\n3,", b"\n8,"), "line 4"),  # told by the checksums of the rounds before
+        (content[: len(content) // 2], "line"),
+        (b"\0\xff" + content, "line"),
         (b"", "line"),
     ):
         metrics.write_bytes(damaged)
-        (problem,) = [text for each in check(run) if each.path == metrics for text in each.problems]
+        (problem,) = [text for checked in check(run) if checked.path == metrics for text in checked.problems]
         assert "differs from what round 3 recorded" in problem or "damaged" in problem or "cannot be read" in problem
         with pytest.raises(
             UserError, match=rf"metrics.csv differs .* in {place}.*; put it back from a copy, or delete it"
@@ -269,36 +269,36 @@ def test_a_finished_run_without_its_metrics_has_new_ones_and_goes_on_from_them(r
 
 
 def problems(run: Path) -> list[str]:
-    return [problem for each in check(run) for problem in each.problems]
+    return [problem for checked in check(run) for problem in checked.problems]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "partition.csv", "metrics.csv"])
 def test_every_flipped_bit_of_a_text_file_is_found(name, runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
-    whole = (run / name).read_bytes()
-    for position in range(0, len(whole), 1 + len(whole) // 15):
+    content = (run / name).read_bytes()
+    for position in range(0, len(content), 1 + len(content) // 15):
         bit = 1 << position % 8
-        (run / name).write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        (run / name).write_bytes(content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :])
         try:
-            assert any(name in problem for each in check(run) for problem in each.problems), (position, bit)
+            assert any(name in problem for checked in check(run) for problem in checked.problems), (position, bit)
         except UserError as error:  # no longer a run
             assert name in str(error)
 
 
 def test_a_damaged_partition_file_is_written_anew_by_a_continuation(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
-    whole = (run / "partition.csv").read_bytes()
+    content = (run / "partition.csv").read_bytes()
     shutil.copy(runs[1] / "partition.csv", run)
     assert "partition.csv is not as it was written" in problems(run)[0]
     quick_run.resume(run, ("training.rounds=4",))
-    assert (run / "partition.csv").read_bytes() == whole and not problems(run)
+    assert (run / "partition.csv").read_bytes() == content and not problems(run)
 
 
 def test_a_damaged_configuration_is_refused_and_once_deleted_taken_from_the_checkpoint(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     config = run / "config.yaml"
-    whole = config.read_bytes()
-    config.write_bytes(whole.replace(b"rounds: 3", b"rounds: 7"))  # which may change, but not so
+    content = config.read_bytes()
+    config.write_bytes(content.replace(b"rounds: 3", b"rounds: 7"))  # which may change, but not so
     with pytest.raises(UserError, match=r"config.yaml is not as it was written.*delete it"):
         quick_run.resume(run)
     config.unlink()
@@ -325,8 +325,8 @@ def test_other_names_of_the_same_classes_are_said_on_resume(tmp_path, caplog):
     quick_run.run(quick_run.settings(data={"name": None, "path": str(tmp_path / "numbers.npz")}), tmp_path / "run")
     for file in ("texts", "numbers"):
         quick_run.resume(tmp_path / "run", (f"data.path={tmp_path / file}.npz",))
-    (said,) = (record.message for record in caplog.records if "classes" in record.message)
-    assert said == 'the names of the classes are now ["ant", "cat", "dog"]; up to round 3 they are ["0", "1", "2"]'
+    (message,) = (record.message for record in caplog.records if "classes" in record.message)
+    assert message == 'the names of the classes are now ["ant", "cat", "dog"]; up to round 3 they are ["0", "1", "2"]'
 
 
 def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs, tmp_path):

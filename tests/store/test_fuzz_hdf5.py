@@ -107,6 +107,6 @@ def _rewritten(path: Path, rng: random.Random) -> None:
             elif rng.random() < 0.5:
                 target.create_group(place)
 
-    other = path.with_suffix(".new")
-    checked_hdf5.write(other, fill)
-    other.replace(path)
+    draft = path.with_suffix(".new")
+    checked_hdf5.write(draft, fill)
+    draft.replace(path)

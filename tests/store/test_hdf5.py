@@ -48,7 +48,7 @@ def test_what_is_written_is_what_h5py_writes(tmp_path):
 def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path, monkeypatch):
     world, opened = World(tmp_path / "run", [0, 1, 0, 1], 0), []
     make = h5py.Dataset.__init__
-    monkeypatch.setattr(h5py.Dataset, "__init__", lambda *given, **named: opened.append(0) or make(*given, **named))
+    monkeypatch.setattr(h5py.Dataset, "__init__", lambda *args, **named: opened.append(0) or make(*args, **named))
     world.save(0, ranks=2)
     assert not opened
 
@@ -84,7 +84,7 @@ def test_a_large_array_is_written_in_one_call_and_not_read_again(tmp_path, monke
         read_again.append(len(content))
         return content
 
-    monkeypatch.setattr(os, "pwrite", lambda *given: written.append(len(given[1])) or write(*given))
+    monkeypatch.setattr(os, "pwrite", lambda *args: written.append(len(args[1])) or write(*args))
     monkeypatch.setattr(os, "pread", counted)
     arrays = {"large": np.arange(1 << 20, dtype=np.float64), "small": np.arange(3), "flags": np.ones(1 << 21, bool)}
 

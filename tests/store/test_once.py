@@ -68,20 +68,20 @@ def run(tmp_path: Path) -> Path:
 
 def after() -> Arrays:
     """The state after round 1."""
-    whole = in_full(state())
-    for array in whole.values():
+    arrays = in_full(state())
+    for array in arrays.values():
         array[5::100] = array[5::100] == 0
-    return whole
+    return arrays
 
 
-def same(found: np.ndarray, expected: np.ndarray) -> None:
-    assert found.shape == expected.shape and np.ascontiguousarray(found).tobytes() == expected.tobytes()
+def same(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape and np.ascontiguousarray(actual).tobytes() == expected.tobytes()
 
 
 def test_equal_rows_take_the_room_of_one(run):
-    whole = sum(array.nbytes for array in in_full(state()).values())
+    num_bytes = sum(array.nbytes for array in in_full(state()).values())
     least = 12 * N + 16 * N + 8 * N  # ids with checksums, `own`, and steps, which are small
-    assert whole > 9e6 and shard_path(run, 0, 0).stat().st_size < least + 100_000
+    assert num_bytes > 9e6 and shard_path(run, 0, 0).stat().st_size < least + 100_000
 
 
 def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run, monkeypatch):
@@ -132,7 +132,7 @@ def test_digest_verification_and_export_do_not_depend_on_it(run, tmp_path):
 
 def test_a_continuation_reads_equal_rows_as_one(run, monkeypatch):
     monkeypatch.setattr(run_folder, "_AT_ONCE", 200_000)
-    found = {path: np.zeros_like(array) for path, array in after().items()}
+    rows = {path: np.zeros_like(array) for path, array in after().items()}
     most = 0
     for clients, arrays in run_folder.read_pieces(run, 1, WHO[3:2000]):
         assert (clients >= 3).all() and (clients < 2000).all()
@@ -140,10 +140,10 @@ def test_a_continuation_reads_equal_rows_as_one(run, monkeypatch):
         if len(clients) > 1 and clients[0] % 100 != 5:
             assert arrays["model/weight"].strides[0] == 0
         for path, array in arrays.items():
-            found[path][clients] = array
+            rows[path][clients] = array
     assert most < 250_000
     for path, array in after().items():
-        same(found[path][3:2000], array[3:2000])
+        same(rows[path][3:2000], array[3:2000])
 
 
 def test_a_changed_byte_of_the_one_row_is_found(run):
@@ -171,8 +171,8 @@ def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path):
 
 
 def test_no_dataset_says_when_it_was_made(run):
-    def look(name: str, found: h5py.Group | h5py.Dataset) -> None:
-        assert not found.id.get_create_plist().get_obj_track_times(), name
+    def look(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        assert not item.id.get_create_plist().get_obj_track_times(), name
 
     for path in (shard_path(run, 0, 0), run_folder.round_path(run, 0)):
         with h5py.File(path) as file:

@@ -183,31 +183,31 @@ def test_h5dump_reads_a_lone_file_a_moved_run_a_run_without_a_shard_and_one_file
 
 
 def test_an_exported_checkpoint_needs_nothing_else(run, tmp_path, capfd):
-    one, digest = tmp_path / "one.h5", quick_run.digest(run)
-    assert main(["export", str(run), "--all", "--compress", "-o", str(one)]) == 0
+    exported, digest = tmp_path / "one.h5", quick_run.digest(run)
+    assert main(["export", str(run), "--all", "--compress", "-o", str(exported)]) == 0
     assert "round 3 of fedgmh, 7 clients" in capfd.readouterr().out
     expected, history = booleans(run), (run / "metrics.csv").read_bytes()
     shutil.rmtree(run)
-    with h5py.File(one) as file:
+    with h5py.File(exported) as file:
         dataset = file["clients/critical/weight"]
         assert dataset.dtype == bool and np.array_equal(dataset[()], expected) and expected.any()
         assert about(file)["metrics_text"] == history.decode() and file["partition/train_by_class"].shape == (7, 10)
-    assert main(["inspect", str(one), "--digest"]) == 0
+    assert main(["inspect", str(exported), "--digest"]) == 0
     assert capfd.readouterr().out == f"{digest}\n"
-    assert main(["inspect", str(one)]) == 0
+    assert main(["inspect", str(exported)]) == 0
     assert "clients/critical/weight" in capfd.readouterr().out
-    assert main(["inspect", str(one), "--verify"]) == 0
-    one.write_bytes(one.read_bytes()[:-1] + b"?")
-    assert main(["inspect", str(one), "--verify"]) == 2
+    assert main(["inspect", str(exported), "--verify"]) == 0
+    exported.write_bytes(exported.read_bytes()[:-1] + b"?")
+    assert main(["inspect", str(exported), "--verify"]) == 2
     assert "is damaged" in capfd.readouterr().err
 
 
 def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_checksum(run, tmp_path, capfd):
     """In a checkpoint in one file, and in the files of a run."""
-    one = tmp_path / "one.h5"
-    assert main(["export", str(run), "--all", "-o", str(one)]) == 0
+    exported = tmp_path / "one.h5"
+    assert main(["export", str(run), "--all", "-o", str(exported)]) == 0
     newest = max(run.glob("round_*.h5"))
-    for path, words in ((one, [str(one)]), (newest, [str(run)])):
+    for path, words in ((exported, [str(exported)]), (newest, [str(run)])):
 
         def fill(changed: checked_hdf5.HDF5Writer, source: Path = path) -> None:
             with h5py.File(source) as file:
@@ -247,8 +247,8 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run, tmp_path, capfd
     lost = next(name for name in newest.files if name not in run_folder.read_layout(run, 2).files)
     (run / lost).unlink()
     with h5py.File(run / "round_00003.h5") as file:
-        known = newest.file != newest.files.index(lost)
-        assert np.array_equal((file["clients/critical/weight"][()] != -1).all((1, 2)), known) and not known.all()
+        intact = newest.file != newest.files.index(lost)
+        assert np.array_equal((file["clients/critical/weight"][()] != -1).all((1, 2)), intact) and not intact.all()
     out = tmp_path / "out.h5"
     asking = [["export", "--all", "-o", str(out)], ["export", "--client", "1", "-o", str(tmp_path / "out.npz")]]
     for words in (*asking, ["inspect"], ["inspect", "--digest"]):
@@ -268,13 +268,13 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run, tmp_path, capfd
 
 
 def test_a_full_disk_keeps_the_file_that_was_there(run, tmp_path, monkeypatch, capfd):
-    one = tmp_path / "one.h5"
-    one.write_bytes(b"precious")
+    out = tmp_path / "one.h5"
+    out.write_bytes(b"precious")
 
     def full(*arguments: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    assert main(["export", str(run), "--all", "--force", "-o", str(one)]) == 2
+    assert main(["export", str(run), "--all", "--force", "-o", str(out)]) == 2
     assert "No space left on device; free space" in capfd.readouterr().err
-    assert one.read_bytes() == b"precious" and sorted(path.name for path in tmp_path.iterdir()) == ["one.h5", "run"]
+    assert out.read_bytes() == b"precious" and sorted(path.name for path in tmp_path.iterdir()) == ["one.h5", "run"]

@@ -53,8 +53,8 @@ def rewrite(run, **changes):
 def test_a_second_process_is_refused_by_name_until_the_first_is_killed(other, tmp_path, caplog):
     with pytest.raises(CheckpointError, match=rf"written by process {other.pid} on .* since .*--take-over"):
         take(tmp_path)
-    found = run_lock.find_owner(tmp_path)
-    assert found is not None and found.process == other.pid
+    owner = run_lock.find_owner(tmp_path)
+    assert owner is not None and owner.process == other.pid
     other.kill()
     other.wait()
     assert run_lock.find_owner(tmp_path) is None
@@ -97,7 +97,7 @@ def test_an_owner_elsewhere_long_silent_is_not_waited_for(other, tmp_path):
 def test_the_same_job_restarted_is_its_own_predecessor(other, tmp_path):
     rewrite(tmp_path, host="node7", system="elsewhere", jobs={"Slurm job 7": 0})
     with pytest.raises(CheckpointError, match="Slurm job 7"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_lock, "_wait_for_owner", lambda run, found, me, draft: found.why_gone(run, me.jobs))
+        patch.setattr(run_lock, "_wait_for_owner", lambda run, owner, me, draft: owner.why_gone(run, me.jobs))
         take(tmp_path, {"Slurm job 7": 0})
     take(tmp_path, {"Slurm job 7": 1})
 
@@ -130,10 +130,10 @@ def test_whoever_lost_the_lock_is_told_by_whom(tmp_path):
 
 def test_a_damaged_lock_is_that_of_an_unknown_process(other, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "SILENCE", 0.0)
-    whole = run_lock.path(tmp_path).read_bytes()
+    content = run_lock.path(tmp_path).read_bytes()
     monkeypatch.setattr(run_lock, "_SETTLED", 0.0)
-    for position in range(len(whole)):
-        damaged = bytearray(whole)
+    for position in range(len(content)):
+        damaged = bytearray(content)
         damaged[position] ^= 1 << position % 8
         run_lock.path(tmp_path).write_bytes(damaged)
         try:

@@ -47,8 +47,8 @@ def test_every_round_reads_back_as_written_by_changing_ranks(run, cohort_of, see
         alike(run_folder.read_server(run, round), world.server)
         alike(run_folder.read_metrics(run, round), world.metrics)
         alike(run_folder.read_bytes(run, round), world.moved)
-        for asked in (np.arange(world.n), world.some()[::-1], ids()):
-            rows, expected = run_folder.read_clients(run, round, asked), world.flat(asked)
+        for requested in (np.arange(world.n), world.some()[::-1], ids()):
+            rows, expected = run_folder.read_clients(run, round, requested), world.flat(requested)
             assert sorted(rows) == sorted(expected)
             for cohort, (clients, leaves) in expected.items():
                 assert rows[cohort][0].tolist() == clients.tolist()
@@ -250,7 +250,7 @@ def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once
 def test_digest_detects_any_difference():
     server = {"a": np.float32([1, 2])}
     clients = {"cohort0": (ids(0, 1), {"w": np.float32([[1], [2]])})}
-    others = [
+    variants = [
         ({"a": np.float32([[1, 2]])}, clients),
         ({"b": np.float32([1, 2])}, clients),
         ({"a": np.float32([1, 2]).view(np.int32)}, clients),
@@ -259,8 +259,8 @@ def test_digest_detects_any_difference():
         (server, {"cohort0": (ids(0, 2), clients["cohort0"][1])}),
         (server, {}),
     ]
-    digests = {digest_of_blocks(state, [rows]) for state, rows in [(server, clients), *others]}
-    assert len(digests) == 1 + len(others)
+    digests = {digest_of_blocks(state, [rows]) for state, rows in [(server, clients), *variants]}
+    assert len(digests) == 1 + len(variants)
 
 
 def test_reading_names_what_is_missing(run):

@@ -73,14 +73,14 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
 def test_a_file_cut_anywhere_is_named(world):
     for name in files(world):
         path = world.run / name
-        whole = path.read_bytes()
-        for length in (0, 1, 40, 511, 512, 513, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:length])
+        content = path.read_bytes()
+        for length in (0, 1, 40, 511, 512, 513, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
             problems = verify.problems(world.run, 1)
             assert len(problems) == 1 and name in problems[0] and "damaged" in problems[0], (length, problems)
-        path.write_bytes(whole + b"\0")
-        assert f"{len(whole) + 1} bytes long, {len(whole)} were written" in verify.problems(world.run, 1)[0]
-        path.write_bytes(whole)
+        path.write_bytes(content + b"\0")
+        assert f"{len(content) + 1} bytes long, {len(content)} were written" in verify.problems(world.run, 1)[0]
+        path.write_bytes(content)
     assert verify.problems(world.run, 1) == []
 
 
@@ -88,15 +88,15 @@ def test_a_flipped_bit_anywhere_is_named(world):
     rng = np.random.default_rng(0)
     for name in files(world):
         path = world.run / name
-        whole = bytearray(path.read_bytes())
-        for position in [*range(0, 64, 5), *rng.integers(0, len(whole), 20).tolist()]:
+        content = bytearray(path.read_bytes())
+        for position in [*range(0, 64, 5), *rng.integers(0, len(content), 20).tolist()]:
             bit = 1 << int(rng.integers(8))
-            whole[position] ^= bit
-            path.write_bytes(whole)
+            content[position] ^= bit
+            path.write_bytes(content)
             problems = verify.problems(world.run, 1)
             assert len(problems) == 1 and name in problems[0], position
-            whole[position] ^= bit
-        path.write_bytes(whole)
+            content[position] ^= bit
+        path.write_bytes(content)
     assert verify.problems(world.run, 1) == []
 
 
@@ -120,8 +120,8 @@ def test_reading_refuses_damaged_values_without_prior_verification(world):
     flip(world.run / name, f"{cohort}/rows/model/body/weight")
     with pytest.raises(CheckpointError, match=f"{name} is damaged: the rows of 1 clients, the first is client {last}"):
         run_folder.read_clients(world.run, 1, np.arange(world.n))
-    others = np.setdiff1d(np.arange(world.n), [last])
-    assert sum(len(ids) for ids, _ in run_folder.read_clients(world.run, 1, others).values()) == 6
+    intact = np.setdiff1d(np.arange(world.n), [last])
+    assert sum(len(ids) for ids, _ in run_folder.read_clients(world.run, 1, intact).values()) == 6
 
 
 def test_a_missing_or_exchanged_shard_is_named(world):

@@ -49,16 +49,16 @@ SECONDS = {
 def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes():
     tasks = [task("unknown"), task("dear"), task("cheap"), task("dear", seed=1, done=95), task("large")]
     budget = Budget(1.0, 1, tasks, WORK, SECONDS)
-    names = [one.cell.name for one in budget.cheapest_first()]
+    names = [cell_task.cell.name for cell_task in budget.cheapest_first()]
     assert names == ["dear/c/seed1", "cheap/c/seed0", "dear/c/seed0", "large/c/seed0", "unknown/c/seed0"]
-    assert [budget.seconds(one) for one in tasks] == [inf, 1000, 200, 50, 1.5 * 1000 * 100]
+    assert [budget.seconds(cell_task) for cell_task in tasks] == [inf, 1000, 200, 50, 1.5 * 1000 * 100]
     assert budget.seconds(task("dear", done=100)) == 0
 
 
 def test_before_any_cell_has_run_work_decides_and_no_seconds_are_said():
     tasks = [task("unknown"), task("large"), task("dear"), task("cheap")]
     budget = Budget(2.0, 1, tasks, WORK, {})
-    assert [one.cell.row for one in budget.cheapest_first()] == ["cheap", "dear", "large", "unknown"]
+    assert [cell_task.cell.row for cell_task in budget.cheapest_first()] == ["cheap", "dear", "large", "unknown"]
     assert budget.expected(7200) == "budget 2 h: no cell has run yet, so that it is not known how many of 4 runs fit"
 
 
@@ -71,9 +71,9 @@ def test_as_many_fit_as_the_time_that_is_left_has_room_for(jobs, seconds, fittin
 
 
 def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path, monkeypatch, caplog):
-    def warning(*given):
+    def warning(*arguments):
         logging.getLogger("pflmpi").warning("some clients train nothing")
-        return prepare(*given)
+        return prepare(*arguments)
 
     monkeypatch.setattr("pflmpi.forecast.budget.prepare", warning)
     seven = {"row": "Local", "set": {"training": {"steps": 7, "participation": 1.0}}}
@@ -90,13 +90,13 @@ def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_
 
 def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path):
     """The first round warms up; lines after the last checkpoint, and those without figures, are not counted."""
-    one, other = task("dear", seed=1, done=4), task("dear", seed=2, done=4)
-    for each, seconds in ((one, (9, 1, 2, 3, 70)), (other, (9, "", 4, 5))):
-        folder = each.cell.run(tmp_path)
+    first, second = task("dear", seed=1, done=4), task("dear", seed=2, done=4)
+    for cell_task, seconds in ((first, (9, 1, 2, 3, 70)), (second, (9, "", 4, 5))):
+        folder = cell_task.cell.run(tmp_path)
         folder.mkdir(parents=True)
         lines = [f"{number},{value}" for number, value in enumerate(seconds, 1)]
         (folder / "metrics.csv").write_text("\n".join(["round,seconds", *lines]) + "\n")
-    assert seconds_per_round([one, other, task("cheap", done=1)], tmp_path) == {config_without_seed(one): 3.0}
+    assert seconds_per_round([first, second, task("cheap", done=1)], tmp_path) == {config_without_seed(first): 3.0}
 
 
 def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path, capsys):

@@ -50,23 +50,23 @@ def lines(path):
 
 def test_every_row_has_as_many_trials_the_first_with_its_own_settings(tmp_path):
     path = write(tmp_path)
-    found = drawn(path, 5)
-    assert {key: len(trials) for key, trials in found.items()} == {("FedAvg", "few"): 5, ("FedProx", "few"): 5}
-    for (row, _), trials in found.items():
+    by_cell = drawn(path, 5)
+    assert {key: len(trials) for key, trials in by_cell.items()} == {("FedAvg", "few"): 5, ("FedProx", "few"): 5}
+    for (row, _), trials in by_cell.items():
         assert trials[0].values == {} and trials[0].raw["training"]["lr"] == 0.1
         expected = {"training.lr"} | ({"algorithm.prox_weight"} if row == "FedProx" else set())
         for trial in trials[1:]:
             assert set(trial.values) == expected and trial.raw["seed"] == 2
             assert 0.001 <= trial.values["training.lr"] == trial.raw["training"]["lr"] <= 1
-    assert len({trial.values["training.lr"] for trial in found["FedProx", "few"][1:]}) == 4
+    assert len({trial.values["training.lr"] for trial in by_cell["FedProx", "few"][1:]}) == 4
 
 
 def test_what_is_drawn_follows_from_the_seed_and_not_from_the_budget(tmp_path):
     path = write(tmp_path)
-    few, many, other = drawn(path, 3), drawn(path, 9), drawn(path, 3, seed=5)
+    few, many, other_seed = drawn(path, 3), drawn(path, 9), drawn(path, 3, seed=5)
     for key in few:
         assert [trial.values for trial in many[key][:3]] == [trial.values for trial in few[key]]
-        assert other[key][1].values != few[key][1].values
+        assert other_seed[key][1].values != few[key][1].values
 
 
 def test_a_table_overrides_ranges_by_row(tmp_path):
@@ -74,26 +74,26 @@ def test_a_table_overrides_ranges_by_row(tmp_path):
         "*": {"training.lr": None, "training.batch_size": [8, 16]},
         "FedProx": {"algorithm.prox_weight": {"low": 2, "high": 4}},
     }
-    found = drawn(write(tmp_path, search=ranges), 20)
-    sizes = {trial.values["training.batch_size"] for trial in found["FedAvg", "few"][1:]}
-    assert sizes == {8, 16} and not any("training.lr" in trial.values for trial in found["FedAvg", "few"])
-    weights = [trial.values["algorithm.prox_weight"] for trial in found["FedProx", "few"][1:]]
+    by_cell = drawn(write(tmp_path, search=ranges), 20)
+    sizes = {trial.values["training.batch_size"] for trial in by_cell["FedAvg", "few"][1:]}
+    assert sizes == {8, 16} and not any("training.lr" in trial.values for trial in by_cell["FedAvg", "few"])
+    weights = [trial.values["algorithm.prox_weight"] for trial in by_cell["FedProx", "few"][1:]]
     assert {*weights} == {2, 3, 4} and all(isinstance(weight, int) for weight in weights)
 
 
 def test_what_an_override_sets_is_not_drawn(tmp_path):
     path, overrides = write(tmp_path), ["training.lr=0.05", "algorithm={name: fedprox}"]
-    found = search.draw_trials(load(path), load_cells(path, overrides, 1, []), 3, 2, overrides)
-    for of_cell in found.values():
+    by_cell = search.draw_trials(load(path), load_cells(path, overrides, 1, []), 3, 2, overrides)
+    for of_cell in by_cell.values():
         assert [trial.raw["training"]["lr"] for trial in of_cell] == [0.05] * 3
         assert all(set(trial.values) == {"algorithm.prox_weight"} for trial in of_cell[1:])
 
 
 def test_what_has_no_effect_in_a_row_is_not_drawn_and_refused_where_the_table_says_so(tmp_path):
     rows = {name: {"algorithm": {"name": "fedgmh", "variant": name}} for name in ("full", "oneavg")}
-    found = drawn(write(tmp_path, rows=rows), 2)
-    assert "algorithm.critical_share" in found["full", "few"][1].values
-    assert set(found["oneavg", "few"][1].values) == {"training.lr", "algorithm.head_lr"}
+    by_cell = drawn(write(tmp_path, rows=rows), 2)
+    assert "algorithm.critical_share" in by_cell["full", "few"][1].values
+    assert set(by_cell["oneavg", "few"][1].values) == {"training.lr", "algorithm.head_lr"}
     ranges = {"oneavg": {"algorithm.critical_share": [0.1, 0.2]}}
     trial = drawn(path := write(tmp_path, rows=rows, search=ranges), 2)["oneavg", "few"][1]
     search.write_table(search.build_step_table(load(path), [trial], 0, 1, 2), tmp_path / "step1.yaml")
@@ -126,16 +126,16 @@ def test_a_cosine_over_all_rounds_is_said_in_numbers_so_that_a_trial_can_go_on(t
 
 def test_the_tuned_table_has_the_settings_of_each_cell_and_the_seeds_of_the_table(tmp_path):
     path = write(tmp_path, rows={"Fed[1]": ROWS["FedAvg"], "Fed*": ROWS["FedProx"]})
-    found = drawn(path, 3)
-    tuned = search.build_tuned_table(load(path), [found["Fed[1]", "few"][1], found["Fed*", "few"][2]], 3)
+    by_cell = drawn(path, 3)
+    tuned = search.build_tuned_table(load(path), [by_cell["Fed[1]", "few"][1], by_cell["Fed*", "few"][2]], 3)
     search.write_table(tuned, tmp_path / "tuned.yaml")
     assert isinstance(load(tmp_path / "tuned.yaml"), SweepTable)
     rates = {}
     for cell, config in load_cells(tmp_path / "tuned.yaml", [], None, []):
         rates.setdefault(cell.row, set()).add((config.training.lr, cell.seed in (0, 1)))
     assert rates == {
-        "Fed[1]": {(found["Fed[1]", "few"][1].values["training.lr"], True)},
-        "Fed*": {(found["Fed*", "few"][2].values["training.lr"], True)},
+        "Fed[1]": {(by_cell["Fed[1]", "few"][1].values["training.lr"], True)},
+        "Fed*": {(by_cell["Fed*", "few"][2].values["training.lr"], True)},
     }
 
 
@@ -162,16 +162,16 @@ def test_a_search_goes_on_from_its_checkpoints_and_tests_the_best_on_fresh_seeds
         if line["validation"] != "diverged":
             rounds, columns = int(line["rounds"]), metrics_file.read(folder)
             assert run_folder.rounds(folder)[-1] == len(columns) == rounds
-            best = max(float(found["validation_accuracy_mean"]) for found in columns)
+            best = max(float(round_line["validation_accuracy_mean"]) for round_line in columns)
             assert float(line["validation"]) == pytest.approx(100 * best, abs=1e-3)
             first = folder / "round_00001.h5"  # of a survivor, from before the second step
             assert first.stat().st_mtime <= (out / "step2.yaml").stat().st_mtime
     for cell, config in load_cells(out / "tuned.yaml", [], None, []):
-        whole = [line for line in tried if line["row"] == cell.row and line["rounds"] == "3"]
-        scores = [-1.0 if line["validation"] == "diverged" else float(line["validation"]) for line in whole]
+        full_length = [line for line in tried if line["row"] == cell.row and line["rounds"] == "3"]
+        scores = [-1.0 if line["validation"] == "diverged" else float(line["validation"]) for line in full_length]
         rates = {
             json.loads(line["settings"]).get("training.lr", 0.1)
-            for line, score in zip(whole, scores, strict=True)
+            for line, score in zip(full_length, scores, strict=True)
             if score == max(scores)
         }
         assert config.training.lr in rates and cell.seed in (0, 1) and config.training.rounds == 3
@@ -297,8 +297,8 @@ def test_samples_that_the_data_marks_are_validation_samples_which_is_known_befor
 def test_a_best_trial_of_a_larger_budget_is_tested_in_the_place_of_the_one_before(tmp_path, monkeypatch, capfd):
     drawn = iter([1e-6, 0.3])
     monkeypatch.setattr("pflmpi.sweep.search._draw", lambda *_: next(drawn))
-    one = {"rows": {"Local": {"algorithm": {"name": "local"}}}, "search": {"*": {"training.lr": [1e-6, 0.3]}}}
-    path = write(tmp_path, base={**BASE, "training": {"rounds": 2, "lr": 1e-5}}, **one)
+    sections = {"rows": {"Local": {"algorithm": {"name": "local"}}}, "search": {"*": {"training.lr": [1e-6, 0.3]}}}
+    path = write(tmp_path, base={**BASE, "training": {"rounds": 2, "lr": 1e-5}}, **sections)
     words = ["search", str(path), "--rungs", "1", "--ranks", "1", "--budget"]
     assert main([*words, "2"]) == 0
     drawn = iter([1e-6, 0.3])

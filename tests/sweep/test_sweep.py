@@ -374,12 +374,12 @@ def corrected(tmp_path):
     rows = {name: {"algorithm": {"name": "local"}} for name in ("done", "corrected", "failed", "no round", "not begun")}
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows)
     out = Path("sweeps/small")
-    done, other, failed, no_round, _ = list_cells(load(path), [], None)
-    for cell in (done, other, failed):
+    done, to_correct, failed, no_round, _ = list_cells(load(path), [], None)
+    for cell in (done, to_correct, failed):
         quick_run.run(cell.raw, cell.run(out))
-    (other.run(out) / "round_00002.h5").unlink()
+    (to_correct.run(out) / "round_00002.h5").unlink()
     (failed.run(out) / "round_00002.h5").unlink()
-    for cell in (other, failed, no_round):
+    for cell in (to_correct, failed, no_round):
         cell.log(out).parent.mkdir(parents=True, exist_ok=True)
         cell.log(out).write_text("pflmpi: internal error\n")
     correction = {"row": "corrected", "set": {"training": {"lr": 0.02}}}

@@ -11,8 +11,8 @@ from pflmpi.sweep.table import Cell, list_cells, select_cells
 
 
 def cell(all_cells, name):
-    (found,) = [one.raw for one in all_cells if one.name == name]
-    return found
+    (raw,) = [listed.raw for listed in all_cells if listed.name == name]
+    return raw
 
 
 def load(folder, **changes):
@@ -20,9 +20,9 @@ def load(folder, **changes):
 
 
 def test_the_cells_are_rows_by_columns_by_seeds_in_the_order_of_the_file(tmp_path):
-    names = [one.name for one in list_cells(load(tmp_path, rows={"B": {}, "A": {}}), [], None)]
+    names = [listed.name for listed in list_cells(load(tmp_path, rows={"B": {}, "A": {}}), [], None)]
     assert names == [f"{row}/{column}/seed{seed}" for row in "BA" for column in ("few", "many (M)") for seed in (0, 1)]
-    assert [one.seed for one in list_cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
+    assert [listed.seed for listed in list_cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
 
 
 def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path):
@@ -43,17 +43,17 @@ def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path):
             {"column": "D", "set": {"training": {"epochs": 6}}},
         ],
     )
-    found = list_cells(table, ["training.batch_size=8"], 1)
-    assert cell(found, "R1/C/seed0") == {
+    cells = list_cells(table, ["training.batch_size=8"], 1)
+    assert cell(cells, "R1/C/seed0") == {
         "seed": 0,
         "training": {"rounds": 1, "lr": 0.2, "momentum": 0.3, "epochs": 5, "batch_size": 8},
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedprox", "prox_weight": 2.0},
     }
-    assert cell(found, "R2/C/seed0")["training"] == {
+    assert cell(cells, "R2/C/seed0")["training"] == {
         "rounds": 1, "lr": 0.2, "momentum": 0.2, "epochs": 4, "batch_size": 8,
     }  # fmt: skip
-    assert cell(found, "R2/D/seed0")["training"]["epochs"] == 6
+    assert cell(cells, "R2/D/seed0")["training"]["epochs"] == 6
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_keys_cannot_be_merged_into_a_list(tmp_path):
 
 
 def test_every_cell_of_the_small_table_is_a_valid_configuration(tmp_path):
-    for one in list_cells(load(tmp_path), [], None):
-        assert parse(one.raw).seed == one.seed
+    for listed in list_cells(load(tmp_path), [], None):
+        assert parse(listed.raw).seed == listed.seed
 
 
 def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path):
@@ -94,9 +94,9 @@ def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path):
 
 
 def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path):
-    one = Cell("../a b", "K=10, β", 3, {})
-    assert one.run(tmp_path) == tmp_path / "a_b" / "K=10_β" / "seed3"
-    assert one.config(tmp_path).name == "seed3.yaml" and one.log(tmp_path).name == "seed3.log"
+    odd_cell = Cell("../a b", "K=10, β", 3, {})
+    assert odd_cell.run(tmp_path) == tmp_path / "a_b" / "K=10_β" / "seed3"
+    assert odd_cell.config(tmp_path).name == "seed3.yaml" and odd_cell.log(tmp_path).name == "seed3.log"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_patterns_select_cells_ignoring_case(tmp_path):
         (["fedAVG/*"], ["FedAvg/few", "FedAvg/many (M)"]),
         (["*/few", "local/*"], ["FedAvg/few", "Local/few", "Local/many (M)"]),
     ):
-        assert [f"{one.row}/{one.column}" for one in select_cells(everything, patterns)] == names
+        assert [f"{selected.row}/{selected.column}" for selected in select_cells(everything, patterns)] == names
     with pytest.raises(ConfigError, match=r"'few' matches none of the cells FedAvg/few, .*Local/many \(M\)"):
         select_cells(everything, ["*/few", "few"])
 

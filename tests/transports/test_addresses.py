@@ -28,8 +28,8 @@ def test_an_impossible_port_is_refused_at_once(port, rank, monkeypatch):
 
 
 def test_a_port_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port} .Address already in use.*another"):
             TorchTransport(Launch("torchrun", 0, 2, f"127.0.0.1:{port}"), 30)
 
@@ -69,13 +69,13 @@ def test_the_whole_reason_of_a_library_is_shown():
 
 def test_texts_of_any_length_reach_rank_0():
     texts = ["ä" * 5000, "", "x"]
-    assert thread_transport.run_ranks(3, lambda one: one.gather_texts(texts[one.rank])) == [texts, None, None]
+    assert thread_transport.run_ranks(3, lambda comm: comm.gather_texts(texts[comm.rank])) == [texts, None, None]
 
 
 @pytest.mark.parametrize("text", ["ä" * 5000, "", "x"])
 def test_rank_0s_text_of_any_length_reaches_all(text):
     texts = [text, "another", ""]
-    assert thread_transport.run_ranks(3, lambda one: one.broadcast_text(texts[one.rank])) == [text] * 3
+    assert thread_transport.run_ranks(3, lambda comm: comm.broadcast_text(texts[comm.rank])) == [text] * 3
 
 
 class Library:

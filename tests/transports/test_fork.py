@@ -69,8 +69,8 @@ def test_the_first_rank_that_fails_is_named_and_ends_the_others(way, outcome, tm
     out, err = process.communicate(timeout=processes.PATIENCE)
     assert (process.returncode, out) == (0, outcome), err
     assert ("ValueError: from a rank" in err) == (way == "one raises")
-    told = {path.name: path.read_text() for path in tmp_path.iterdir() if "waits" not in path.name}
-    assert told == {str(rank): "torchrun 3 True" for rank in range(3)}
+    contents = {path.name: path.read_text() for path in tmp_path.iterdir() if "waits" not in path.name}
+    assert contents == {str(rank): "torchrun 3 True" for rank in range(3)}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, -2)])

@@ -87,14 +87,14 @@ def test_what_is_staged_on_a_gpu_is_bounded_for_each_peer(monkeypatch):
 
 def test_parts_that_are_on_a_gpu_do_not_pass_through_the_host():
     with stub_device() as stub:
-        there, other = torch.empty(2 * SMALL, dtype=torch.uint8, device=DEVICE), np.zeros(2 * SMALL, np.uint8)
+        on_gpu, on_host = torch.empty(2 * SMALL, dtype=torch.uint8, device=DEVICE), np.zeros(2 * SMALL, np.uint8)
 
         def work(group):
             stub.bytes_moved = 0
-            group.exchange({1: there}, {1: torch.empty_like(there)})
+            group.exchange({1: on_gpu}, {1: torch.empty_like(on_gpu)})
             assert stub.bytes_moved == 0
-            group.exchange({1: other}, {1: other})
-            assert stub.bytes_moved == 2 * other.nbytes
+            group.exchange({1: on_host}, {1: on_host})
+            assert stub.bytes_moved == 2 * on_host.nbytes
 
         of_rank(0, 2, [0, 1], work, DEVICE)
 
@@ -120,18 +120,18 @@ def test_rows_that_are_sent_and_received_are_in_memory_that_the_transport_makes(
 
     def work(transport):
         rows: tree.Tree = {"x": torch.arange(6.0).view(2, 3)}
-        found = deliver(
+        delivered = deliver(
             transport,
             [np.array([0]), np.array([1])],
             np.zeros(2, np.int64),
             lambda ids: tree.map(lambda x: x[ids], rows),
             {"x": tensor(3)},
         )
-        assert torch.equal(tree.leaf(found, "x"), torch.arange(6.0).view(2, 3)[[transport.rank]])
+        assert torch.equal(tree.leaf(delivered, "x"), torch.arange(6.0).view(2, 3)[[transport.rank]])
 
     with mock.patch.object(Transport, "host_buffer", buffer):
         run_ranks(2, work)
-    assert [len(one) for one in made] == [12, 12], "of the sender and of the receiver"
+    assert [len(memory) for memory in made] == [12, 12], "of the sender and of the receiver"
 
 
 def a_round(group, rank, size):
@@ -139,22 +139,22 @@ def a_round(group, rank, size):
 
     Returns the bytes that the group leaves to the hosts, of each exchange: sent and received, by the other rank.
     """
-    others, part, few = [other for other in range(size) if other != rank], 5 * SMALL, 8
+    peers, part, few = [peer for peer in range(size) if peer != rank], 5 * SMALL, 8
     model = Entries.of({"model": Mean({"x": tensor(size * SMALL)})})
     cut = cut_slices(model, [[np.array([client])] for client in range(size)])
-    up = [{other: int(ends[other]) for other in others} for ends in (cut.sent_by(rank), cut.received_by(rank))]
+    up = [{peer: int(ends[peer]) for peer in peers} for ends in (cut.sent_by(rank), cut.received_by(rank))]
     finished = cut.finished
     left = []
     for number, (sent, received) in enumerate(
         (
             up,
             ({0: finished[rank]} if rank else {}, {} if rank else dict(enumerate(finished[1:], 1))),
-            ({0: few} if rank else {}, {} if rank else dict.fromkeys(others, few)),
+            ({0: few} if rank else {}, {} if rank else dict.fromkeys(peers, few)),
             ({(rank + 1) % size: part}, {(rank - 1) % size: part}),
         )
     ):
-        parts = [{other: np.empty(count, np.uint8) for other, count in ends.items()} for ends in (sent, received)]
-        left.append([{other: one.nbytes for other, one in ends.items()} for ends in group.exchange(*parts)])
+        parts = [{peer: np.empty(count, np.uint8) for peer, count in ends.items()} for ends in (sent, received)]
+        left.append([{peer: buffer.nbytes for peer, buffer in ends.items()} for ends in group.exchange(*parts)])
         if number == 1:
             group.broadcast(torch.zeros(7 * SMALL, dtype=torch.uint8))
     return left
@@ -171,9 +171,9 @@ def test_no_rank_waits_for_what_no_other_sends(ranks, server_has_a_gpu, monkeypa
     ]
     assert server_has_a_gpu or not calls[0], "a rank without a GPU calls none of it"
     run_against_each_other({rank: calls[rank] for rank in members})
-    for rank, other in itertools.permutations(range(ranks), 2):  # what goes between hosts
-        for mine, theirs in zip(left[rank], left[other], strict=True):
-            assert mine[0].get(other) == theirs[1].get(rank)
+    for rank, peer in itertools.permutations(range(ranks), 2):  # what goes between hosts
+        for rank_bytes, peer_bytes in zip(left[rank], left[peer], strict=True):
+            assert rank_bytes[0].get(peer) == peer_bytes[1].get(rank)
 
 
 def test_calls_that_do_not_fit_each_other_are_found():
@@ -196,9 +196,9 @@ def run_against_each_other(calls):
         now = {rank: made[0] for rank, made in calls.items() if made}
         moved = False
         for rank, (name, sent, _) in now.items():
-            for other, size in [*sent.items()] if name == "exchange" else ():
-                if other in now and now[other][2].get(rank) == size:
-                    del sent[other], now[other][2][rank]
+            for peer, size in [*sent.items()] if name == "exchange" else ():
+                if peer in now and now[peer][2].get(rank) == size:
+                    del sent[peer], now[peer][2][rank]
         together = len(now) == len(calls) and all(call == now[min(now)] for call in now.values())
         for rank, (name, sent, received) in now.items():
             if together or (name == "exchange" and not sent and not received):

@@ -39,9 +39,9 @@ def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(hosted, abse
     monkeypatch.setattr(torch_store, "_ANSWER_SECONDS", 0.05)
     arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)
     arrivals.enter()
-    found = call_within(processes.PATIENCE, arrivals.absent)
+    missing = call_within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
-    assert found == absent
+    assert missing == absent
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_the_rank_that_the_others_wait_for_is_named(noted, absent):
     arrivals = Arrivals(store, rank=1, size=3, hosted=True)
     for _ in range(3):
         arrivals.enter()
-    found = call_within(processes.PATIENCE, arrivals.absent)
+    missing = call_within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
-    assert found == absent
+    assert missing == absent
 
 
 def test_a_call_that_returns_late_is_left_behind():
@@ -74,10 +74,10 @@ def test_a_call_that_returns_late_is_left_behind():
     [("127.0.0.1", {"127.0.0.1"}), ("localhost", {"127.0.0.1", "::1"}), ("debian-name", {"::", "0.0.0.0"})],
 )
 def test_the_store_listens_only_where_ranks_connect_to(host, addresses, monkeypatch):
-    known = socket.getaddrinfo
+    resolve = socket.getaddrinfo
     stands_for = {"debian-name": "127.0.1.1"}  # another address for the other nodes, so it cannot be the one
     monkeypatch.setattr(
-        socket, "getaddrinfo", lambda name, *more, **options: known(stands_for.get(name, name), *more, **options)
+        socket, "getaddrinfo", lambda name, *more, **options: resolve(stands_for.get(name, name), *more, **options)
     )
     with listen(host, 0) as heard:
         assert heard.getsockname()[0] in addresses
@@ -100,14 +100,14 @@ def listening(port):
 
 def listeners():
     """Address, port and inode of all sockets that listen."""
-    found = []
+    sockets = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             words = line.split()
             address, _, number = words[1].partition(":")
             if words[3] == "0A":
-                found.append((address, int(number, 16), words[9]))
-    return found
+                sockets.append((address, int(number, 16), words[9]))
+    return sockets
 
 
 @pytest.mark.slow

@@ -242,8 +242,8 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit():
 
 
 def test_a_time_out_names_the_missing_ranks():
-    told = describe_timeout("gather", 600.0, describe_ranks([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
-    assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
+    text = describe_timeout("gather", 600.0, describe_ranks([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
+    assert text.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
     assert "a rank hangs" in describe_timeout("gather", 600.0, "")
 
 
