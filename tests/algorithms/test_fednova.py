@@ -54,6 +54,7 @@ def test_with_as_many_steps_everywhere_it_is_fedavg_up_to_rounding(tmp_path):
     for name in ("fednova", "fedavg"):
         quick_run.run(quick_run.settings(algorithm={"name": name}, training={"steps": 3}), tmp_path / name)
     fednova_server, fedavg_server = (run_folder.read_server(tmp_path / name, 3) for name in ("fednova", "fedavg"))
+    assert len(fedavg_server) > 3 and fednova_server.keys() == fedavg_server.keys()
     for path in fedavg_server:
         np.testing.assert_allclose(fednova_server[path], fedavg_server[path], rtol=0, atol=1e-5)
 

@@ -210,6 +210,7 @@ def test_one_cluster_is_fedavg_with_a_plain_mean(tmp_path):
     for name, section in (("fesem", {"num_clusters": 1}), ("fedavg", {"weighting": "clients"})):
         quick_run.run(quick_run.settings(algorithm={"name": name, **section}), tmp_path / name)
         servers[name] = run_folder.read_server(tmp_path / name, 3)
+    assert len(servers["fedavg"]) > 3
     for path, array in servers["fedavg"].items():
         centre = servers["fesem"][path.replace("model/", "centres/")][0]
         np.testing.assert_allclose(centre, array, atol=1e-6, err_msg=path)  # two ways to sum in float64

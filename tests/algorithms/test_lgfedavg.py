@@ -66,6 +66,7 @@ def test_with_one_client_it_is_local(tmp_path):
         next(iter(run_folder.read_clients(tmp_path / name, 3, np.arange(1)).values())) for name in ("lgfedavg", "local")
     )
     model = {**lgfedavg_state, **{path: array[None] for path, array in head.items()}}
+    assert len(local_state) > 3
     for path, array in local_state.items():
         # 1e-7: the mean is exact but for the conversion to fixed point and back.
         np.testing.assert_allclose(model[path.removeprefix("model/")], array, rtol=0, atol=1e-7, err_msg=path)

@@ -174,6 +174,7 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path):
     for name, options in (("pfedafe", {"adaptive": False, "beta_init": 1.0}), ("local", {})):
         quick_run.run(quick_run.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
     pfedafe_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("pfedafe", "local"))
+    assert len(local_state) > 3
     for path, array in local_state.items():
         assert np.array_equal(pfedafe_state[path.replace("model/", "")], array), path
     first, second = (run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("pfedafe", "local"))

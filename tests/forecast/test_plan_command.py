@@ -73,7 +73,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine, tmp_path):
         mean = [format_bytes(sum(column) / len(column)) for column in moved]
         assert row(shown, f"{way} per round: as papers count, on the wire") == mean
     assert float(row(shown, ROUND)[0]) > 0
-    assert float(row(shown, "seconds: start-up, about")[0]) >= 0
+    assert 0 <= float(row(shown, "seconds: start-up, about")[0]) < 60
 
 
 def test_says_that_what_is_chosen_travels_at_most(machine):

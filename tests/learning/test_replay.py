@@ -220,8 +220,10 @@ def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a
 
 
 def test_a_loss_is_not_looked_into_where_no_step_is_replayed(monkeypatch, tmp_path):
-    monkeypatch.setattr(sgd, "function_key", None)
-    quick_run.run(quick_run.settings({"algorithm": {"name": "fedavg"}}, runtime={"executor": "loop"}), tmp_path, 1)
+    raw = quick_run.settings({"algorithm": {"name": "fedavg"}}, runtime={"executor": "loop"})
+    expected = quick_run.run(raw, tmp_path / "with", 1)
+    monkeypatch.setattr(sgd, "function_key", None)  # a call would raise an error
+    assert quick_run.run(raw, tmp_path / "without", 1) == expected
 
 
 _ONES, _TWOS = torch.ones(2, 3, 3), torch.full((2, 3, 3), 2.0)

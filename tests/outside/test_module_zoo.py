@@ -1045,7 +1045,8 @@ def test_dropout_of_nothing_is_no_noise():
 
 
 def test_masks_over_a_batch_on_another_axis_are_not_the_algorithms(tmp_path):
-    quick_run.run(settings(SequenceFirst, runtime={"executor": "lanes"}), tmp_path / "run")
+    lanes = quick_run.run(settings(SequenceFirst, runtime={"executor": "lanes"}), tmp_path / "lanes")
+    assert quick_run.run(settings(SequenceFirst, runtime={"executor": "lanes"}), tmp_path / "two", 2) == lanes
 
 
 def test_recomputing_dropout_changes_no_gradient(tmp_path):

@@ -267,4 +267,5 @@ def test_a_stopped_run_is_a_finished_cell(tmp_path):
     assert plan_cell(listed[0], parse(listed[0].raw), tmp_path, 1).state == "done"
     (entry,) = compute_entries(table, listed, tmp_path)
     assert (entry.finished, entry.seeds, entry.state) == (1, 1, "")
-    assert entry.ours is not None
+    last = float(metrics_file.read(listed[0].run(tmp_path))[-1]["accuracy_mean"])
+    assert entry.ours is not None and entry.ours.value == pytest.approx(100 * last)

@@ -148,7 +148,7 @@ def executor_of(raw):
 
 
 def test_a_client_takes_the_first_of_its_steps():
-    partial, full = executor_of(settings(**SLOW)), executor_of(settings())
+    partial, full, cut = executor_of(settings(**SLOW)), executor_of(settings()), list[bool]()
     for client in range(7):
         length = full.passes(np.array([client]), 1)["train"]
         steps = full.order(client, 1, "train", length, {})
@@ -156,7 +156,8 @@ def test_a_client_takes_the_first_of_its_steps():
         partial_steps = partial.order(client, 1, "train", length, {})
         assert len(partial_steps) == min(most, len(steps))
         assert all(np.array_equal(*batches) for batches in zip(partial_steps, steps, strict=False))
-    assert partial.participation.most_steps.min() > 0 or partial.participation.most_steps.max() > 1
+        cut.append(0 < len(partial_steps) < len(steps))
+    assert any(cut) and not all(cut)
 
 
 def repeated(value, count):
@@ -200,10 +201,8 @@ def test_the_round_lasts_until_the_slowest_has_taken_its_steps(tmp_path):
 
 
 def test_where_all_are_as_fast_a_deadline_is_a_number_of_steps(tmp_path):
-    digest = quick_run.run(settings(executor="lanes", step_seconds=1.0, deadline=2.5), tmp_path / "one")
-    raw = settings(executor="lanes", steps=2, epochs=1)
-    assert (open_run(tmp_path / "one").round().server["model/head/weight"] is not None) and digest
-    quick_run.run(raw, tmp_path / "two")
+    quick_run.run(settings(executor="lanes", step_seconds=1.0, deadline=2.5), tmp_path / "one")
+    quick_run.run(settings(executor="lanes", steps=2, epochs=1), tmp_path / "two")
     weights = [np.asarray(open_run(tmp_path / name).round().server["model/head/weight"]) for name in ("one", "two")]
     assert np.array_equal(*weights)
 
