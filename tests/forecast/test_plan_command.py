@@ -212,7 +212,8 @@ def test_the_state_on_disk_is_not_in_memory_and_grows_with_those_that_train(mach
     ],
 )
 def test_says_which_ranks_are_of_no_use(sections, ranks, note, machine):
-    code, shown, _ = machine.plan(machine.config(**sections), "--ranks", ranks)
+    # Enough memory for ranks that need as much as this process, which may have run many tests.
+    code, shown, _ = machine.plan(machine.config(**sections), "--ranks", ranks, "--memory", 1000)
     assert code == 0
     assert note in shown
 
