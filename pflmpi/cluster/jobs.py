@@ -16,6 +16,7 @@ from pflmpi.cluster.job_log import expand_pattern, find_last_error
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
+from pflmpi.transports.slurm import without_formats
 
 _LONGEST_PAUSE = 16.0  # seconds between two queries while waiting for a job
 TIME_LIMIT = 20.0  # seconds for an answer: a busy controller is slow, one that is down never answers
@@ -283,9 +284,8 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
         ConfigError: there is no such command here.
         NoAnswer: it fails, or does not answer in time.
     """
-    # SQUEUE_ and SACCT_ variables set filters and formats.
-    clean = {key: value for key, value in environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}
-    clean["SLURM_BITSTR_LEN"] = "0"  # list all tasks of an array that wait together, however many
+    # All tasks of an array that wait together are listed, however many.
+    clean = {**without_formats(environ), "SLURM_BITSTR_LEN": "0"}
     try:
         process = subprocess.Popen(
             command,

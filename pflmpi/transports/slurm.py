@@ -1,6 +1,7 @@
 """Slurm's variables of a job step: its tasks, its hosts, a rendezvous address for torch, and the end of the job."""
 
 import logging
+import os
 import re
 import subprocess
 import time
@@ -80,6 +81,15 @@ def find_end_of_job(environ: Mapping[str, str]) -> float | None:
     return None
 
 
+def without_formats(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without the variables that set filters and formats of Slurm's commands."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SQUEUE_", "SACCT_")) and name != "SLURM_TIME_FORMAT"
+    }
+
+
 def _end_of_job(environ: Mapping[str, str]) -> float | None:
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # since Slurm 22.05 or 23.02, if the job has a limit
         return float(environ["SLURM_JOB_END_TIME"])
@@ -88,7 +98,14 @@ def _end_of_job(environ: Mapping[str, str]) -> float | None:
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
     try:
-        squeue = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT, check=True)
+        squeue = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_SQUEUE_TIMEOUT,
+            check=True,
+            env=without_formats(os.environ),
+        )
         return time.mktime(time.strptime(squeue.stdout.split()[0], "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # no squeue here, or no limit ("NONE")
         return None

@@ -224,8 +224,13 @@ def test_the_end_of_a_job_that_is_over_stops_nothing_and_is_said(caplog):
 
 def test_the_end_of_a_job_is_what_squeue_says(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2096-10-02T09:00:00 || echo NONE\n")
+    squeue.write_text(
+        "#!/bin/sh\n"
+        "[ -z $SLURM_TIME_FORMAT$SQUEUE_STATES ] && [ $2 = --jobs=7 ] && echo 2096-10-02T09:00:00 || echo NONE\n"
+    )
     squeue.chmod(0o755)
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert find_end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
     assert find_end_of_job({"SLURM_JOB_ID": "8"}) is None
