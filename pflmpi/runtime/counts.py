@@ -30,7 +30,8 @@ class Counts:
         hits: [N, K] int64, correctly classified samples of each class; [N, 0] if labels are not classes.
         predicted: [N, K] int64, samples classified as each class, without those that have a NaN score; as `hits`.
         total: [N, K] int64, samples of each class; [N, 1] if labels are not classes.
-        loss: [N] float64, the task's loss summed over samples, such as cross-entropy; inf if it is not finite.
+        loss: [N] float64, the task's loss summed over samples, such as cross-entropy; inf if it is not finite, NaN
+            for a client none of whose samples counts.
         values: by name, [N] float64, the measures of `evaluation.measures`; NaN if undefined for a client, and the
             worst infinity if a score is NaN.
     """
@@ -91,7 +92,7 @@ class Counts:
 
     @property
     def mean_loss(self) -> np.ndarray:
-        """[N] float64, the task's loss per sample; NaN for a client without samples, inf as in `loss`."""
+        """[N] float64, the task's loss per sample; NaN for a client without samples, else as in `loss`."""
         return divide_or_nan(self.loss, self.samples)
 
     @property
@@ -240,20 +241,20 @@ def count_results(
 
 
 def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns [m] the summed loss of each client; inf if it is not finite.
+    """Returns [m] the summed loss of each client; inf if it is not finite, NaN if none of its samples counts.
 
     Args:
         sizes: [m] samples of each client.
     """
+    y = torch.from_numpy(labels)
     if task_kind.cross_entropy:
         totals = -_sum_per_client(scores.double().log_softmax(1).numpy()[np.arange(len(labels)), labels], sizes)
     else:
-        y = torch.from_numpy(labels)
         totals = _sum_per_client(_compute_losses(task_kind, scores, y, sizes), sizes)
-        if (weights := task_kind.weights(y)) is not None:
-            total_weights = _sum_per_client(weights.double().numpy(), sizes)
-            totals = np.where(total_weights > 0, divide_or_nan(totals, total_weights) * sizes, 0.0)
-    return np.where(np.isfinite(totals), totals, np.inf)
+    totals = np.where(np.isfinite(totals), totals, np.inf)
+    if task_kind.cross_entropy or (weights := task_kind.weights(y)) is None:
+        return totals
+    return divide_or_nan(totals, _sum_per_client(weights.double().numpy(), sizes)) * sizes
 
 
 def _compute_losses(task_kind: TaskKind, scores: Tensor, y: Tensor, sizes: np.ndarray) -> np.ndarray:

@@ -164,6 +164,18 @@ def test_measures_of_tokens_leave_out_padding(raw, tmp_path):
         assert np.log(metrics["client_perplexity"][client]) == pytest.approx(metrics["client_test_loss"][client])
 
 
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_a_client_without_a_labelled_position_has_no_loss(executor, raw, tmp_path):
+    arrays = {**np.load(tmp_path / "tokens.npz")}
+    arrays["y"][arrays["client"] == 2] = -100
+    np.savez(tmp_path / "tokens.npz", **arrays)
+    quick_run.run(raw("tokens", training={"rounds": 1}, runtime={"executor": executor}), tmp_path / "run")
+    losses = run_folder.read_metrics(tmp_path / "run", 1)["client_test_loss"]
+    assert np.flatnonzero(np.isnan(losses)).tolist() == [2]
+    (line,) = metrics_file.read(tmp_path / "run")
+    assert float(line["test_loss"]) == pytest.approx(np.nanmean(losses), abs=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_trains_numbers_or_refuses_them(name, raw, tmp_path):
     few = {"received_models": 2} if name == "fedfomo" else {}
