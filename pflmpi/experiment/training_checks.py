@@ -30,6 +30,7 @@ from pflmpi.registry import format_unknown_name
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling, check_repeated, collect_inputs, state_and_messages
+from pflmpi.runtime.counts import measure_columns
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.progress import metric_columns
 from pflmpi.text import short_repr
@@ -237,17 +238,18 @@ def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: "OneS
         raise ConfigError(
             f"training.stop.metric: {format_unknown_name('column', stop.metric, columns)}; see evaluation.measures"
         )
-    if stop.metric.startswith("unseen") and trial.federation.validation:
+    if stop.metric.startswith("unseen_") and trial.federation.validation:
         why = "rounds are chosen by validation samples, and unseen clients have none"
-    elif stop.metric.startswith("unseen"):
+    elif stop.metric.startswith("unseen_"):
         rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
         why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
         why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
-    elif stop.metric.startswith("trained") and evaluation.when == "before" and not trial.federation.validation:
+    elif stop.metric.startswith("trained_") and evaluation.when == "before" and not trial.federation.validation:
         why = "clients are not tested after local training (evaluation.when = before)"
     elif stop.metric == "train_loss" and not trial.takes_step(algorithm.measured):
         why = f"the local training of {type(algorithm).__name__} measures no loss"
-    measure = "f1_macro" if stop.metric.startswith("f1") else "accuracy" if "accuracy" in stop.metric else ""
+    column = stop.metric.removeprefix("unseen_").removeprefix("trained_")
+    measure = "accuracy" if column in measure_columns("accuracy") else "f1_macro" if column == "f1_macro" else ""
     if measure and not task.kind.classes and measure not in trial.measures:
         why = "the labels of this data.task are no classes"
     if why:

@@ -223,6 +223,14 @@ def test_what_has_no_meaning_is_refused_at_the_start(task, sections, says, raw, 
         quick_run.run(raw(task, **sections), tmp_path / "run")
 
 
+@pytest.mark.parametrize("measure", ["token_accuracy", "f1_like", "unseenness", "trainedness"])
+def test_an_early_stop_may_watch_any_measure_of_ones_own(measure, raw, tmp_path):
+    (tmp_path / "own.py").write_text(f"def {measure}(scores, labels):\n    return 0.5\n")
+    training = {"stop": {"metric": f"{measure}_mean", "patience": 2}}
+    settings = raw("regression", training=training, evaluation={"measures": [f"{tmp_path / 'own.py'}:{measure}"]})
+    prepare(configuration.parse(settings), torch.device("cpu"))
+
+
 @pytest.mark.parametrize("partition", [{"name": "iid"}, {"name": "lognormal", "classes_per_client": 1, "sigma": 1.0}])
 def test_partitions_that_need_no_classes_divide_numbers(partition, raw, tmp_path):
     settings = raw("regression", partition={**partition, "clients": 4}, training={"rounds": 1}, data={"limit": 80})
