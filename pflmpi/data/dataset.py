@@ -28,7 +28,7 @@ class Dataset:
     mean: tuple[float, ...]  # per channel; of bytes, for values scaled to 0..1
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
-    class_names: tuple[str, ...] = ()  # [K]; empty if unknown
+    class_names: tuple[str, ...] = ()  # [K], of the classes or outputs; empty if unknown
     written_labels: tuple[str, ...] = ()  # [K], the labels as they stand in the user's own file; empty for other data
     written_clients: tuple[str, ...] = ()  # by number in `writers`, as they stand in the user's own file
     may_be_tokens: bool = False  # whether the values were an array of integers

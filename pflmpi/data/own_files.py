@@ -137,11 +137,12 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         classes, labels = _find_classes(arrays, y)
         num_classes = len(classes)
         class_names = _find_class_names(classes, arrays.class_names)
-        _check_class_names(class_names)
         written_labels = _format_labels(classes, labels, arrays.y)
     else:
         labels = task_kind.labels(y)
         num_classes = task_kind.num_outputs(labels)
+        class_names = _find_output_names(num_classes, labels, arrays)
+    _check_class_names(class_names)
     dataset = assemble(
         name,
         x,
@@ -274,6 +275,22 @@ def _find_class_names(classes: np.ndarray, names: np.ndarray | None) -> tuple[st
         f"class_names has the shape {list(names.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
         "give one name for each class, in the order of the labels"
     )
+
+
+def _find_output_names(num_outputs: int, labels: np.ndarray, arrays: OwnArrays) -> tuple[str, ...]:
+    """Returns the names of the outputs [K] for labels [n, ...], if `class_names` of the file gives them.
+
+    Those of tokens may go on, with classes that no position has.
+    """
+    names = arrays.class_names
+    if names is None or arrays.num_classes is not None:  # of the values of a column of Hugging Face
+        return ()
+    if names.ndim != 1 or len(names) < num_outputs or (len(names) > num_outputs and labels.dtype.kind == "f"):
+        raise ValueError(
+            f"class_names has the shape {list(names.shape)}, and y has {num_outputs} outputs; give one name for each, "
+            "in their order, or leave it out"
+        )
+    return _to_texts(names[:num_outputs])
 
 
 def _check_class_names(names: tuple[str, ...]) -> None:

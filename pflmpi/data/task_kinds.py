@@ -67,6 +67,12 @@ class TaskKind(ABC):
         """K, the scores of a sample or position."""
         return int(labels.shape[-1])
 
+    def reorder(self, labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The labels [n, ...] after output k becomes output `outputs[k]` [K]; by default they are numbers [n, K]."""
+        reordered = labels.copy()
+        reordered[:, outputs] = labels
+        return reordered
+
     def score_axes(self, label_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Axes of the scores between samples and outputs, for labels of this shape: by default none, [B, K]."""
         return ()
@@ -145,6 +151,9 @@ class Tokens(TaskKind):
 
     def num_outputs(self, labels: np.ndarray) -> int:
         return int(labels.max(initial=0)) + 1
+
+    def reorder(self, labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        return np.where(labels == IGNORED, IGNORED, outputs[np.maximum(labels, 0)])
 
     def score_axes(self, label_shape: tuple[int, ...]) -> tuple[int, ...]:
         return label_shape

@@ -246,6 +246,8 @@ def _match(first: Dataset, other: Dataset) -> Dataset:
         raise ConfigError(
             f"--data {other.name} has labels {shapes} with {first.num_classes}; give data of the same kind"
         )
+    elif first.class_names and other.class_names:
+        labels = first.task_kind.reorder(labels, _match_names(other, first.class_names, other.class_names))
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
 
@@ -307,6 +309,11 @@ def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
     classes, other_classes = _class_names(first), _class_names(other)
     if not (classes and other_classes):
         classes, other_classes = first.label_numbers, other.written_labels or other.label_numbers
+    return _match_names(other, classes, other_classes)
+
+
+def _match_names(other: Dataset, classes: Sequence[str], other_classes: Sequence[str]) -> np.ndarray:
+    """Returns the place of each class of the other data in those of the run."""
     _refuse_others(other, "classes", classes, other_classes, may_lack=True)
     return np.array([classes.index(name) for name in other_classes])
 

@@ -74,6 +74,26 @@ def test_classes_are_called_as_the_file_says(suffix, tmp_path):
         written([0, 1, 2, 3, 0, 1], class_names=names)
 
 
+@pytest.mark.parametrize(
+    ("task", "y", "names", "found"),
+    [
+        ("multilabel", [[0, 1], [1, 1]], ["ill", "old"], ("ill", "old")),
+        ("regression", [0.5, 2.0], ["price"], ("price",)),
+        ("tokens", [[0, 1], [-100, 1]], ["a", "b", "of no position"], ("a", "b")),
+        ("multilabel", [[0, 1], [1, 1]], ["ill", "old", "tall"], r"the shape \[3\], and y has 2 outputs; give one name"),
+        ("tokens", [[0, 2], [-100, 1]], ["a", "b"], r"the shape \[2\], and y has 3 outputs; give one name"),
+        ("multilabel", [[0, 1], [1, 1]], ["ill", "ill"], "classes 0 and 1 have the same name 'ill'"),
+    ],
+)
+def test_outputs_are_called_as_the_file_says(task, y, names, found, tmp_path):
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(2, 2)), y=y, class_names=names)
+    if isinstance(found, tuple):
+        assert read_own(tmp_path / "my.npz", task_kind=TASK_KINDS[task]()).class_names == found
+    else:
+        with pytest.raises(DataError, match=found):
+            read_own(tmp_path / "my.npz", task_kind=TASK_KINDS[task]())
+
+
 def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path):
     y = np.arange(60) % 3
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(60, 4)), y=y, class_names=["cat", "dog", "<owl>"])

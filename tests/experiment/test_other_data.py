@@ -7,10 +7,11 @@ from PIL import Image
 
 import quick_run
 from pflmpi.config import load as configuration
+from pflmpi.data import load
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import ConfigError, DataError
 from pflmpi.experiment.build import prepare
-from pflmpi.experiment.evaluation import read_other_data, replace_test_samples
+from pflmpi.experiment.evaluation import _match, read_other_data, replace_test_samples
 from raw_files import write_leaf_texts
 
 
@@ -37,6 +38,23 @@ def test_characters_of_other_texts_have_the_numbers_of_the_run(unseen, tmp_path)
     assert replaced("ca_ca_c").images[-3:].tolist() == [[4, 2, 1, 4], [2, 1, 4, 2], [1, 4, 2, 1]]  # of "_abc"
     with pytest.raises(ConfigError, match="differ in characters: only one has 'd'; those of the run are '_', 'a'"):
         replaced("cad_cad")
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "other_y"),
+    [("multilabel", [[0, 1, 1], [1, 0, 0]], [[1, 0, 1], [0, 1, 0]]), ("tokens", [[0, 1, 2, -100]], [[1, 2, 0, -100]])],
+)
+def test_labels_of_other_data_are_those_of_the_same_name(task, y, other_y, tmp_path):
+    def write(name, y, class_names):
+        y = np.resize(y, (20, len(y[0])))
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((20, 3)), y=y, class_names=class_names)
+        return DataConfig(name="mine", path=str(tmp_path / f"{name}.npz"), task=task)
+
+    of_run = load(write("run", y, ["a", "b", "c"]), 0)
+    other = load(write("other", other_y, ["c", "a", "b"]), 0)
+    assert np.array_equal(_match(of_run, other).labels, of_run.labels)
+    with pytest.raises(ConfigError, match="third and the run differ in classes: only one has z; those of the run are a"):
+        _match(of_run, load(write("third", y, ["a", "b", "z"]), 0))
 
 
 def test_the_columns_of_a_run_need_not_be_in_other_data(tmp_path, caplog):
