@@ -227,8 +227,10 @@ def _task(model: Model, config: Config, dataset: Dataset, num_clients: int, devi
     _check_axes(task)
     if not (architecture.frozen or model.trainable is not None or model.personal is not None):
         return task
-    head = architecture.recipe.head if isinstance(architecture, ModuleArchitecture) else None
-    names = parameter_names(task.like(), head)
+    if isinstance(architecture, ModuleArchitecture):
+        names = parameter_names(task.like(), architecture.recipe.head, architecture.findings.entries)
+    else:
+        names = parameter_names(task.like())
     if paths := find_frozen_paths(model, architecture, names):
         frozen = Frozen.of(architecture.init(stream(config.seed, 0, SERVER, "init")), (*paths, *architecture.constants))
         frozen.on(device)

@@ -1,9 +1,10 @@
 """Frozen parameters of a model, and parameters that a configuration names by pattern."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import torch
 
@@ -65,12 +66,23 @@ def remove_paths(model: Tree, paths: Collection[str]) -> Tree:
     }
 
 
-def parameter_names(template: Tree, head: str | None) -> dict[str, str]:
-    """Returns the name in a torch module of each parameter of a whole model, by path; see `module_names`."""
-    return module_names([path for path, _ in tree.leaves(template) if not path.startswith("stats/")], head)
+def parameter_names(
+    template: Tree, head: str | None = None, entries: Iterable[tuple[str, str]] = ()
+) -> dict[str, list[str]]:
+    """Returns the names in a torch module of each parameter of a whole model, by path; see `module_names`.
+
+    Args:
+        entries: names in a state dict with their paths, as in `Findings`: a tied parameter has several.
+    """
+    paths = [path for path, _ in tree.leaves(template) if not path.startswith("stats/")]
+    names = {path: [name] for path, name in module_names(paths, head).items()}
+    for name, path in entries:
+        if path in names and name not in names[path]:
+            names[path].append(name)
+    return names
 
 
-def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, str]) -> tuple[str, ...]:
+def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns the paths that are not trained: all but `model.trainable`, or by default those that the module froze.
 
     Args:
@@ -87,33 +99,38 @@ def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[s
     if len(frozen) == len(names):
         raise ConfigError(
             f"no parameter of model {architecture.name} is trained; name some as model.trainable, such as "
-            f"[{names[head[0]]!r}], or set requires_grad = True in the module"
+            f"[{names[head[0]][0]!r}], or set requires_grad = True in the module"
         )
     trained_head = [path for path in head if path not in frozen]
     if 0 < len(trained_head) < len(head):
         raise ConfigError(
-            f"of the head of model {architecture.name} only {join_truncated([names[path] for path in trained_head])} "
+            f"of the head of model {architecture.name} only {join_truncated([names[path][0] for path in trained_head])} "
             "is trained; a head is trained as a whole or not at all"
         )
     return frozen
 
 
-def match_parameters(key: str, patterns: Sequence[str], names: Mapping[str, str], model: str) -> tuple[str, ...]:
-    """Returns the paths of the parameters whose names match a pattern, such as "*.lora_*".
+def match_parameters(
+    key: str, patterns: Sequence[str], names: Mapping[str, Sequence[str]], model: str
+) -> tuple[str, ...]:
+    """Returns the paths of the parameters one of whose names matches a pattern, such as "*.lora_*".
 
     Args:
         key: of the configuration, for errors.
-        names: of the parameters by path.
+        names: from `parameter_names`.
 
     Raises:
         ConfigError: a pattern matches none of them, or there is no pattern.
     """
     if not patterns:
         raise ConfigError(f"{key} = []: name at least one pattern, such as ['head.*'], or leave the key out")
+    known = [*chain.from_iterable(names.values())]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names.values()):
+        if not any(fnmatchcase(name, pattern) for name in known):
             what = "trained parameter" if key == "model.personal" else "parameter"
             raise ConfigError(
-                f"{key}: {pattern!r} matches no {what} of model {model}; known: {join_truncated([*names.values()])}"
+                f"{key}: {pattern!r} matches no {what} of model {model}; known: {join_truncated(known)}"
             )
-    return tuple(path for path, name in names.items() if any(fnmatchcase(name, pattern) for pattern in patterns))
+    return tuple(
+        path for path, own in names.items() if any(fnmatchcase(name, pattern) for name in own for pattern in patterns)
+    )

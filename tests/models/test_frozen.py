@@ -40,6 +40,18 @@ class Fixed(Net):
         self.first.requires_grad_(False)
 
 
+class Tied(Net):
+    """Its second and third layer have one weight."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.third = nn.Linear(6, 6)
+        self.third.weight = self.second.weight
+
+    def forward(self, x):
+        return self.fc(self.third(self.second(self.first(x.flatten(1)).relu()).relu()).relu())
+
+
 class AllFixed(Net):
     def __init__(self, num_classes):
         super().__init__(num_classes)
@@ -123,6 +135,14 @@ def test_a_frozen_head_keeps_the_values_that_the_class_gives_it(net):
     task = experiment(model).tasks[0]
     assert task.frozen.paths == ("head/bias", "head/weight") and not task.like()["head"]
     assert torch.equal(tree.at(task.frozen.on(torch.device("cpu")), "head/weight"), torch.eye(10, 6))
+
+
+def test_a_tied_parameter_goes_by_each_of_its_names(net):
+    model = {**net, "name": net["name"].replace("Fixed", "Tied"), "trainable": ["third.*", "fc.*"]}
+    trained = {path for path, _ in tree.leaves(experiment(model).tasks[0].like())}
+    assert trained == {"body/second/weight", "body/third/bias", "head/bias", "head/weight"}
+    personal = experiment({**model, "personal": ["third.weight"]}, "fedper").tasks[0].personal
+    assert personal == ("body/second/weight",)
 
 
 def test_models_that_train_other_parts_are_other_cohorts(tmp_path):
