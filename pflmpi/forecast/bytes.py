@@ -1,5 +1,6 @@
 """Bytes of the data, of the state between rounds, and of checkpoints on disk."""
 
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ def data_bytes(federation: Federation) -> int:
 def pool_bytes(setup: Setup, rank: int) -> int:
     """Bytes of samples (or cached features) and labels in the memory of a rank."""
     dataset, samples, task = setup.executor.federation.dataset, setup.samples(rank), setup.task
-    sample_bytes = 4 * task.num_features if task.cached_features else dataset.images[:1].nbytes
+    sample_bytes = 4 * math.prod(task.feature_shape) if task.cached_features else dataset.images[:1].nbytes
     count = len(dataset.labels) if samples is None else len(samples)
     return count * (sample_bytes + dataset.labels[:1].nbytes)
 

@@ -47,7 +47,7 @@ class Task:
     Attributes:
         frozen: parameters that no client trains.
         personal: paths of the parameters that stay with a client, by `model.personal`; () if it is not set.
-        cached_features: whether samples are already features [d] of the body, as with `model.cache_features`.
+        cached_features: whether samples are already features [..., d] of the body, as with `model.cache_features`.
         kind: what is predicted.
         label_shape: of a label; () for a class.
     """
@@ -83,6 +83,11 @@ class Task:
     def num_features(self) -> int:
         """d, the width of a feature vector."""
         return self.architecture.num_features
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of a sample's features: (d,), or (T, d) for tokens."""
+        return (*self.score_shape[:-1], self.num_features)
 
     def init(self) -> Tree:
         """The initial model, on the host: the server's, or that of the client whose task this is."""

@@ -16,7 +16,9 @@ from pflmpi.config import load as configuration
 from pflmpi.data.own_files import read_own
 from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.errors import ConfigError, DataError
+from pflmpi.experiment import build
 from pflmpi.experiment.build import load_federation, prepare
+from pflmpi.forecast.bytes import pool_bytes
 from pflmpi.store import metrics_file, run_folder
 from project import ROOT
 
@@ -162,6 +164,20 @@ def test_measures_of_tokens_leave_out_padding(raw, tmp_path):
         right = (scores.argmax(-1) == y)[y != -100].double().mean()
         assert metrics["accuracy"][client] == pytest.approx(right.item())
         assert np.log(metrics["client_perplexity"][client]) == pytest.approx(metrics["client_test_loss"][client])
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_features_of_positions_may_be_cached(executor, raw, tmp_path):
+    settings = raw("tokens", runtime={"executor": executor, "lanes": 2})
+    states = []
+    for cached in (False, True):
+        settings["model"] |= {"trainable": ["head.*"], "cache_features": cached}
+        quick_run.run(settings, tmp_path / str(cached))
+        states.append(run_folder.read_server(tmp_path / str(cached), 2))
+    for path, array in states[0].items():
+        np.testing.assert_allclose(states[1][path], array, rtol=0, atol=1e-6, err_msg=path)
+    setup = build.setup(prepare(configuration.parse(settings), torch.device("cpu")), 1, 1, 0)
+    assert pool_bytes(setup, 0) == 4 * setup.executor.pool.images.numel() + 8 * 6 * 90
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])

@@ -68,7 +68,7 @@ class Pool:
 
     @classmethod
     def of_features(cls, dataset: Dataset, task: Task, samples: np.ndarray | None = None) -> "Pool":
-        """Features [n, d] of a frozen body instead of samples, on the task's device.
+        """Features [n, ..., d] of a frozen body instead of samples, on the task's device.
 
         Bits may depend on the size of a call and on a sample's position in it, which aligns its row. Both are fixed, so
         that features do not depend on the other samples of the rank.
@@ -77,7 +77,7 @@ class Pool:
             samples: ascending indices; None for all.
         """
         samples = np.arange(len(dataset.labels)) if samples is None else samples
-        features = torch.empty(len(samples), task.num_features, device=task.device)
+        features = torch.empty(len(samples), *task.feature_shape, device=task.device)
         position, call = samples % _FEATURE_BATCH, cumcount(samples % _FEATURE_BATCH)
         with torch.no_grad():
             for rows in group_by_owner(np.arange(len(samples)), call, call.max(initial=-1) + 1):
