@@ -158,7 +158,6 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         class_names=class_names,
         written_labels=written_labels,
         written_clients=_format_clients(clients),
-        may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
         characters=arrays.characters,

@@ -233,7 +233,8 @@ def _log_assumptions(experiment: Experiment) -> None:
         _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
     if dataset.official_validation is not None and experiment.federation.validation:
         _log.warning("validates on the %d samples that the data marks so", experiment.federation.num_validation.sum())
-    tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
+    own_model = any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
+    tokens = own_model and dataset.may_be_tokens and not dataset.columns  # columns of a table are rarely tokens
     if config.data.normalize == "fixed" and not tokens and (problem := describe_unscaled(dataset)):
         _log.warning("%s", problem)
 

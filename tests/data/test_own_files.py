@@ -216,13 +216,14 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(tmp_path, capfd,
         (np.eye(50, 3), False),
         (RNG.integers(0, 256, (50, 4, 4)).astype(np.uint8), False),
         (RNG.integers(0, 90, (50, 6)), True),
+        (RNG.integers(0, 90, (50, 6)).astype(np.float32), True),
     ],
 )
 def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x, said, tmp_path):
     np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
     description = describe_unscaled(read_own(tmp_path / "my.npz"))
     assert ("data.normalize: standard" in description) == said
-    assert description.endswith("unless they are tokens") == (x.dtype == np.int64)
+    assert description.endswith("unless they are tokens") == (said and not (x % 1).any())
 
 
 def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):

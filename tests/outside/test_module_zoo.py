@@ -993,7 +993,12 @@ def settings_of_texts(kind, folder):
 
 
 def test_a_module_for_tokens_is_tried_with_samples_of_the_data(tmp_path):
-    quick_run.run(settings_of_texts(Packed, tmp_path), tmp_path / "run")
+    raw = settings_of_texts(Packed, tmp_path)
+    quick_run.run(raw, tmp_path / "run")
+    with np.load(raw["data"]["path"]) as file:
+        table = np.c_[file["x"], file["client"], file["y"]]
+    np.savetxt(tmp_path / "texts.csv", table, "%d", ",", header="a,b,c,d,e,client,y", comments="")
+    quick_run.run({**raw, "data": {**raw["data"], "path": str(tmp_path / "texts.csv")}}, tmp_path / "of table")
     with pytest.raises(ConfigError, match="of 5, made up with values from 0 to 1: Length of all samples"):
         MODELS[f"{HERE}Packed"](head="fc").bind((5,), 2)
     with pytest.raises(ConfigError, match=r"of 5: Expected .* samples are float32, of which x.long"):
