@@ -115,29 +115,31 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
 
     Args:
         trials: whether the cells are trials. A trial may diverge, which counts as done, and only then may its
-            configuration change; the cells of the final test start anew if another trial is the best now.
+            configuration change; it starts anew if it is ahead and was not tested in the last round of its step. The
+            cells of the final test start anew if another trial is the best now.
     """
     from pflmpi.analysis.table import is_run_of_cell
 
-    def is_left() -> bool:
+    def list_left() -> "list[Cell]":
         diverged = [trials and _has_diverged(cell, out) and is_run_of_cell(cell, out) for cell in cells]
-        return any([_is_left(cell, out, not trials) and not end for cell, end in zip(cells, diverged, strict=True)])
+        left = [_is_left(cell, out, not trials) for cell in cells]  # all are checked, also those that diverged
+        return [cell for cell, *states in zip(cells, left, diverged, strict=True) if states == [True, False]]
 
-    if not is_left():
+    left = list_left()
+    if not left:
         return 0
-    changed = [cell for cell in cells if not is_run_of_cell(cell, out)]
-    anew = not trials or any(_has_diverged(cell, out) for cell in changed)
+    ahead = [cell for cell in left if _rounds_done(cell, out) > cell.raw["training"]["rounds"]]
+    anew = not trials or bool(ahead) or any(_has_diverged(cell, out) for cell in left)
     words = [str(file), "--out", str(out), *["--anew"] * anew]
-    chosen = [cell for cell in cells if cell in changed or _rounds_done(cell, out) <= cell.raw["training"]["rounds"]]
-    if trials and len(chosen) < len(cells):  # the others have more rounds, from a search with a smaller budget
-        words += [word for cell in chosen for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
+    if trials and len(left) < len(cells):  # some of the others have more rounds, from a search with a smaller budget
+        words += [word for cell in left for word in ("--only", glob.escape(f"{cell.row}/{cell.column}"))]
     if options.submit is not None:
         code = _call(options, "submit", "--array", *words, *arguments.split_words("--submit", options.submit))
         print("the same command goes on once this job has ended", flush=True)
         return code or Stopped.exit_code
     ranks = [] if options.ranks is None else ["--ranks", str(options.ranks)]
     code = _call(options, "sweep", *words, "--jobs", str(options.jobs or 1), *ranks)
-    return 0 if code == _FAILED and not is_left() else code
+    return 0 if code == _FAILED and not list_left() else code
 
 
 def _call(options: argparse.Namespace, command: str, *words: str) -> int:
@@ -152,7 +154,8 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
 
     Args:
         tuned: whether it is one of the final test: then a run with other settings, or more rounds, counts as left. A
-            trial with other settings is refused unless it has diverged; it may have more rounds, from a later step.
+            trial with other settings is refused unless it has diverged; it may have more rounds, from a later step,
+            if it was tested in the last round of this one.
     """
     from pflmpi.analysis.run import read_run
     from pflmpi.analysis.table import find_different_option, is_run_of_cell
@@ -166,8 +169,11 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
             return True
         where = f": {change} in the trial" if change else ""
         raise ConfigError(f"{run} was made with another configuration{where}; move it away, or choose another --out")
-    last = EarlyStop.of(training, metrics_file.read(run)).last_round(training["rounds"])
-    return done != last if tuned else done < last
+    lines = metrics_file.read(run)
+    last = EarlyStop.of(training, lines).last_round(training["rounds"])
+    if tuned or done <= last:
+        return done != last
+    return not any(text and name.startswith("validation_") for name, text in lines[last - 1].items())
 
 
 def _rounds_done(cell: "Cell", out: Path) -> int:

@@ -16,7 +16,7 @@ import table_file
 from pflmpi.analysis.metrics import compute_margin_of_error
 from pflmpi.analysis.table import Entry, Value
 from pflmpi.cli import main
-from pflmpi.commands.search import _compare_rows, _complete, _is_left, paired_test
+from pflmpi.commands.search import _compare_rows, _complete, _is_left, _score, paired_test
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search
@@ -212,6 +212,20 @@ def test_tests_of_the_best_trials_with_other_rounds_or_settings_run_anew(tmp_pat
     assert [run_folder.rounds(cell.run(out))[-1] for cell in cells] == [3, 3]
     assert len([*(out / "Local" / "few").glob("old-seed*")]) == 2
     assert not any(_is_left(cell, out, tuned=True) for cell in cells)
+
+
+@pytest.mark.parametrize("every, tested", [(3, False), (1, True)])
+def test_a_trial_that_is_ahead_counts_if_it_was_tested_in_the_last_round_of_its_step(every, tested, tmp_path):
+    rows = {"Local": {"algorithm": {"name": "local"}}}
+    base, out = {**BASE, "training": {"rounds": 2, "lr": 0.1}, "evaluation": {"every": every}}, tmp_path / "trials"
+    table = load(path := write(tmp_path, base=base, seeds=[2], rows=rows))
+    (cell,) = list_cells(table, [], None)
+    made(cell, out, 3)
+    assert _is_left(cell, out) is not tested
+    options = argparse.Namespace(submit=None, ranks=1, jobs=1, debug=False)
+    assert _complete(options, path, out, [cell], trials=True) == 0
+    assert run_folder.rounds(cell.run(out))[-1] == (3 if tested else 2)
+    assert np.isfinite(_score(table, out, cell)).all()
 
 
 def test_a_run_in_the_folder_of_a_trial_counts_only_with_the_settings_of_that_trial(tmp_path):
