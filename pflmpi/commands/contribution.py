@@ -70,8 +70,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
-    """Start or resume the run without a client, to the last round of the whole run."""
+    """Start or resume the run without a client, to the last round that the whole run has now."""
     from pflmpi.analysis.run import Fork, read_run
+    from pflmpi.config.keywords import Config
     from pflmpi.python.run import run as start
     from pflmpi.store import config_file
 
@@ -82,21 +83,25 @@ def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run
         whole.fork(folder, round=options.round, training=changes)
     forked, keys = read_run(folder), sorted(key for key, value in changes.items() if before.get(key) != value)
     expected = Fork(str(whole.recorded["run"]), options.round, tuple(f"training.{key}" for key in keys))
-    if forked.forked_from != expected or forked.config["training"] != {**forked.config["training"], **changes}:
+    training, rounds = forked.config["training"], changes["rounds"]
+    is_same = forked.forked_from == expected and {**training, **changes} == {**training, "rounds": rounds}
+    if not is_same or training["rounds"] > rounds:
         problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
         raise ConfigError(f"{problem} and ends where that run did; choose another --out")
-    return start(folder / "config.yaml", out=folder, resume=True, quiet=True, ranks=options.ranks)
+    config = Config.load(folder / "config.yaml").replace(training={"rounds": rounds})
+    return start(config, out=folder, resume=True, quiet=True, ranks=options.ranks)
 
 
 def _training_without(whole: "Run", client: int) -> dict[str, Any]:
-    """What to change in `training`: the client is left out, and `stop` does not end the run in another round."""
+    """What to change in `training`: the client is left out, and the last round is that of the whole run."""
     training = whole.config["training"]
-    changes: dict[str, Any] = {"without_clients": sorted({*(training.get("without_clients") or []), client})}
+    without_clients = sorted({*(training.get("without_clients") or []), client})
+    changes: dict[str, Any] = {"without_clients": without_clients, "rounds": whole.newest()[0].number}
     if not training.get("stop"):
         return changes
     if training.get("schedule") == "cosine" and training.get("decay_rounds") is None:  # falls as in the whole run
         changes["decay_rounds"] = max(training["rounds"] - training["warmup"], 1)
-    return {**changes, "stop": None, "rounds": whole.newest()[0].number}
+    return {**changes, "stop": None}
 
 
 def _mean_of_others(run: "Run", client: int) -> float:

@@ -1,6 +1,7 @@
 """`pflmpi contribution`: leave-one-out accuracy by forks."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -79,6 +80,19 @@ def test_a_run_that_stopped_early_is_compared_with_the_same_round_without_the_cl
     assert without.rounds[-1] == last
     expected = open_run(tmp_path / "retrained").round(last).metrics["accuracy"]
     np.testing.assert_array_equal(without.round(last).metrics["accuracy"], expected)
+
+
+def test_the_run_without_a_client_goes_on_to_the_last_round_that_its_parent_has_now(whole, tmp_path, capfd):
+    for copy in ("run", "before"):
+        shutil.copytree(whole, tmp_path / copy)
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 0
+    quick_run.resume(tmp_path / "run", ["training.rounds=5"])
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 0
+    retrained = quick_run.settings(training={"rounds": 5, "without_clients": [2]}, checkpoint={"keep": 0})
+    digest = quick_run.run(retrained, tmp_path / "retrained")
+    assert quick_run.digest(tmp_path / "out/without-2") == digest
+    assert contribution(tmp_path / "before", tmp_path / "out", "--clients", "2") == 2
+    assert "ends where that run did; choose another --out" in capfd.readouterr().err
 
 
 def test_a_run_without_accuracies_is_refused(tmp_path, capfd):
