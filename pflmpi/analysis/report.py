@@ -73,7 +73,7 @@ def write_report(
         old_page = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
         table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
-        (out / "runs.csv").write_text(format_csv(table), encoding="utf-8")
+        atomic.write(out / "runs.csv", format_csv(table).encode())
         details = []
         for group in groups[: figures.MOST_DETAILED]:
             plots, unreadable = figures.make_run_figures(group.runs[0])

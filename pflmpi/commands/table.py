@@ -77,5 +77,5 @@ def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     with atomic.explain_write_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8")
+            atomic.write(path, text.encode())
     return paths

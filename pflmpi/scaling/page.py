@@ -171,13 +171,13 @@ def write_page(
             Section("All figures", figures=drawn),
             Section("Where it was measured", table=_build_hardware_table(named)),
         ]
-        (out / PAGE).write_text(html.build_page(title, about, problems, sections, made), encoding="utf-8")
+        atomic.write(out / PAGE, html.build_page(title, about, problems, sections, made).encode())
         latex = [
             line
             for name, results in named.items()
             for line in (*(f"% {text}" for text in (name, *results.notes)), *format_tabular(*format_table(results)), "")
         ]
-        (out / _LATEX_TABLE).write_text("\n".join(latex), encoding="utf-8")
+        atomic.write(out / _LATEX_TABLE, "\n".join(latex).encode())
     return problems
 
 

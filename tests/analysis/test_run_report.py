@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import platform
 import re
 import shlex
@@ -402,6 +403,14 @@ def test_pictures_are_made_where_they_are_asked_for(runs, tmp_path):
     assert "figures/accuracy_over_rounds.png" in text and "figures/accuracy_over_rounds.pdf" in text
     assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert {path.suffix for path in (tmp_path / "figures").rglob("*.*")} == {".csv", ".svg"}, "no older ones remain"
+
+
+def test_a_report_made_again_replaces_its_files_which_stay_whole_until_then(runs, tmp_path):
+    words = ["report", str(runs / "local"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "before", copy_function=os.link)
+    assert main(words) == 0
+    assert {path.stat().st_nlink for path in (tmp_path / "out").rglob("*.*")} == {1}, "another file each"
 
 
 def test_a_page_is_made_without_altair_scikit_learn_and_scipy(runs, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -415,6 +416,16 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path, capsys):
     assert "80.00, 1 seed (80.00, +0.00, within a point)" in text
     assert f"pflmpi sweep {tmp_path}/small.yaml --out {tmp_path}/out --seeds 1\n" in text
     assert not list((tmp_path / "out").glob("small.*"))
+
+
+def test_a_table_written_again_replaces_its_files_which_stay_whole_until_then(tmp_path):
+    _, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    words = ["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--write"]
+    assert main([*words, str(tmp_path / "written")]) == 0
+    shutil.copytree(tmp_path / "written", tmp_path / "before", copy_function=os.link)
+    assert main([*words, str(tmp_path / "written")]) == 0
+    assert [path.stat().st_nlink for path in (tmp_path / "written").iterdir()] == [1, 1, 1], "another file each"
 
 
 def test_the_partitions_of_the_finished_runs_are_printed_and_written(tmp_path, capsys):

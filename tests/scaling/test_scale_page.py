@@ -49,6 +49,14 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
     assert r"\begin{tabular}" in latex and "4 & 2.000 & 2.000-2.000 & 4.00 & 1.00" in latex
 
 
+def test_a_report_made_again_replaces_its_files_which_stay_whole_until_then(strong, tmp_path):
+    words = ["report", str(strong), "--out", str(tmp_path / "page")]
+    assert main(words) == 0
+    shutil.copytree(tmp_path / "page", tmp_path / "before", copy_function=os.link)
+    assert main(words) == 0
+    assert {path.stat().st_nlink for path in (tmp_path / "page").rglob("*.*")} == {1}, "another file each"
+
+
 def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, capfd):
     scaling = scale_folder.scaling([1, 2, 4])
     weak = scale_folder.measured(tmp_path / "other", scaling, digest=lambda run: str(run.ranks == 4))

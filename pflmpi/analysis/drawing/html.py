@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.analysis.drawing.charts import COLOURS
 from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, dump_config, read_script
 from pflmpi.analysis.plots import Missing, Plot
@@ -232,7 +233,7 @@ def draw_figures(
             result.append(figure)
             continue
         table = figure.table(None if whole else _MOST_LINES)
-        (out / folder / f"{figure.name}.csv").write_text(table, encoding="utf-8")
+        atomic.write(out / folder / f"{figure.name}.csv", table.encode())
         result.append(PageFigure(draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
         update(number, len(figures))
     return result

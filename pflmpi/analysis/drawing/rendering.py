@@ -63,10 +63,10 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     spec = build_chart(shown)
     svg = render_svg(spec)
     path = folder / f"{plot.name}.svg"
-    path.write_text(svg, encoding="utf-8")
+    atomic.write(path, svg.encode())
     picture_paths = tuple(path.with_suffix(f".{kind}") for kind in pictures)
     for picture_path in picture_paths:
-        picture_path.write_bytes(render_picture(svg, picture_path.suffix))
+        atomic.write(picture_path, render_picture(svg, picture_path.suffix))
     inline = _use_page_colours(_ID.sub(lambda match: f"{plot.name}_{match[0]}", svg))
     without_config = {key: part for key, part in spec.items() if key != "config"}  # the page has it once for all charts
     packed = _use_page_colours(json.dumps(_pack_data(without_config), separators=(",", ":")))

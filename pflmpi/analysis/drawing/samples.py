@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from pflmpi import atomic
 from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, Spec
 from pflmpi.analysis.drawing.rendering import render_picture, render_svg
 from pflmpi.data.dataset import Dataset
@@ -23,7 +24,7 @@ def draw_samples(dataset: Dataset, path: Path) -> None:
     text = render_svg(
         {"hconcat": charts, "config": CONFIG, "spacing": 40, "resolve": {"scale": {"color": "independent"}}}
     )
-    path.write_bytes(text.encode() if path.suffix == ".svg" else render_picture(text, ".png"))
+    atomic.write(path, text.encode() if path.suffix == ".svg" else render_picture(text, ".png"))
 
 
 def _chart_samples(dataset: Dataset) -> Spec:
