@@ -207,7 +207,8 @@ def _show(measured: "Results") -> None:
         table.add_column(name, justify="right")
     for point, row in zip(measured.points, rows, strict=True):
         table.add_row(*row, style=None if point.same_bits else "bold red")
-    terminal.print(f"{mode}: {TITLES[mode]}; medians of {rounds} rounds, the first left out; seconds, bytes of memory")
+    figures = f"medians of {rounds} rounds, the first left out, quartiles of those of all runs"
+    terminal.print(f"{mode}: {TITLES[mode]}; {figures}; seconds, bytes of memory")
     terminal.print(table)
     for note in measured.notes:
         terminal.print(note, soft_wrap=True)

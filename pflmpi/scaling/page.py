@@ -199,8 +199,8 @@ def _build_section(name: str, results: Results) -> Section:
     parts = [scaling.config[section].get("name", "") for section in ("algorithm", "data")]
     text = (
         f"{scaling.mode}: {TITLES[scaling.mode]}; {' on '.join(parts)}; {scaling.repeats} runs each, medians of "
-        f"{scaling.rounds - WARM_UP} rounds; seconds per round and bytes. A point with other bits, or a run that "
-        f"failed, stands out.{''.join(f' {note}.' for note in results.notes)}"
+        f"{scaling.rounds - WARM_UP} rounds, quartiles of those of all runs; seconds per round and bytes. A point with "
+        f"other bits, or a run that failed, stands out.{''.join(f' {note}.' for note in results.notes)}"
     )
     return Section(name, text, table=PageTable(columns, rows, wrong=wrong))
 

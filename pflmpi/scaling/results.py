@@ -86,7 +86,7 @@ class Point:
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """Quartiles of the seconds over all rounds of all runs."""
+        """Quartiles of the seconds over all rounds of all runs; `seconds` need not lie between them."""
         low, high = np.quantile(np.concatenate([run.seconds for run in self.runs]), [0.25, 0.75]).tolist()
         return low, high
 
