@@ -15,11 +15,15 @@ _FIGURES = {
     "last10": f"mean of the last {LAST} evaluated rounds, or of all of fewer",
 }
 _COSTS = ("rounds", "megabytes up and down")
+_MARKDOWN = str.maketrans({"|": r"\|", "<": r"\<"})  # would end a cell, or begin an element
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 
@@ -83,9 +87,10 @@ def format_markdown(table: SweepTable, entries: Sequence[Entry], commands: Seque
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
     for matrix in format_tables(table, entries):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
-        lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
+        lines = ["| " + " | ".join(text.translate(_MARKDOWN) for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
-    if lines := [*list_partitions(entries), *list_notes(table, entries)]:
+    partitions = [line.translate(_MARKDOWN) for line in list_partitions(entries)]
+    if lines := [*partitions, *list_notes(table, entries)]:  # notes may be Markdown
         parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 

@@ -4,6 +4,7 @@ import csv
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -344,6 +345,13 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
     assert "mean of the last 10 evaluated rounds, or of all of fewer" in text
 
 
+def test_markdown_shows_names_with_signs_of_tables_and_of_html(tmp_path):
+    table = load(table_file.write(tmp_path, columns={"<few>": {}}, rows={"x|y <b>": {}}))
+    entry = replace(an_entry("x|y <b>", ours=Value(98.634)), column="<few>", partitions=["1a"])
+    text = format_markdown(table, [entry], [])
+    assert r"| x\|y \<b> | 98.63, 2 seeds |" in text and r"- partition of \<few>: 1a" in text
+
+
 def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
     table, _ = small(tmp_path)
     first, second = csv.DictReader(format_entries_csv(table, ENTRIES).splitlines())
@@ -393,6 +401,11 @@ def test_latex_escapes_text_and_sets_signs(tmp_path):
     assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
     assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
     assert lines[:2] == ["% 100 %", "% sure"]
+
+
+def test_latex_sets_signs_that_its_default_font_encoding_has_in_no_place_of_their_own():
+    (row,) = format_tabular(["", "a"], [["x<1|y>2", "1"]])[4:-2]
+    assert row == r"x\textless{}1\textbar{}y\textgreater{}2 & 1 \\"
 
 
 def vars_of(entry):
