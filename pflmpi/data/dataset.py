@@ -31,7 +31,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()  # [K], of the classes or outputs; empty if unknown
     written_labels: tuple[str, ...] = ()  # [K], the labels as they stand in the user's own file; empty for other data
     written_clients: tuple[str, ...] = ()  # by number in `writers`, as they stand in the user's own file
-    may_be_tokens: bool = False  # whether the samples are float32 and all their values whole numbers
+    may_be_tokens: bool = False  # whether the values were an array of integers, or rows of whole numbers
     columns: tuple[str, ...] = ()  # [D], names of the columns of a table; empty if unknown
     label_columns: tuple[str, ...] = ()  # names of the columns of a table that hold the labels
     characters: str = ""  # of texts, those that `images` numbers from 1; empty for other data
@@ -120,7 +120,7 @@ def assemble(
         mean=(mean,) * images.shape[1],
         std=(std,) * images.shape[1],
         digest=digest or compute_digest(images, labels, official_test, writers, num_classes, official_validation),
-        may_be_tokens=images.dtype == np.float32 and _are_whole(images),
+        may_be_tokens=images.dtype == np.float32 and images.ndim == 2 and _are_whole(images),
         official_validation=official_validation,
         task_kind=task_kind,
     )
@@ -143,7 +143,7 @@ def _check_images(name: str, images: np.ndarray, by_sample: dict[str, np.ndarray
 
 
 def _are_whole(images: np.ndarray) -> bool:
-    """Whether all values of samples [n, ...] are whole numbers; stops at the first that are not."""
+    """Whether all values of samples [n, D] are whole numbers; stops at the first that are not."""
     chunks = (images[start : start + _ENOUGH] for start in range(0, len(images), _ENOUGH))
     return all(bool((chunk == np.rint(chunk)).all()) for chunk in chunks)
 

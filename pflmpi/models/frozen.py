@@ -103,9 +103,10 @@ def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[s
         )
     trained_head = [path for path in head if path not in frozen]
     if 0 < len(trained_head) < len(head):
+        alone = join_truncated([names[path][0] for path in trained_head])
         raise ConfigError(
-            f"of the head of model {architecture.name} only {join_truncated([names[path][0] for path in trained_head])} "
-            "is trained; a head is trained as a whole or not at all"
+            f"of the head of model {architecture.name} only {alone} is trained; a head is trained as a whole or not at "
+            "all"
         )
     return frozen
 
@@ -128,9 +129,7 @@ def match_parameters(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             what = "trained parameter" if key == "model.personal" else "parameter"
-            raise ConfigError(
-                f"{key}: {pattern!r} matches no {what} of model {model}; known: {join_truncated(known)}"
-            )
+            raise ConfigError(f"{key}: {pattern!r} matches no {what} of model {model}; known: {join_truncated(known)}")
     return tuple(
         path for path, own in names.items() if any(fnmatchcase(name, pattern) for name in own for pattern in patterns)
     )

@@ -254,7 +254,8 @@ def _sum_losses(task_kind: TaskKind, scores: Tensor, labels: np.ndarray, sizes: 
     totals = np.where(np.isfinite(totals), totals, np.inf)
     if task_kind.cross_entropy or (weights := task_kind.weights(y)) is None:
         return totals
-    return divide_or_nan(totals, _sum_per_client(weights.double().numpy(), sizes)) * sizes
+    weighted: np.ndarray = divide_or_nan(totals, _sum_per_client(weights.double().numpy(), sizes)) * sizes
+    return weighted
 
 
 def _compute_losses(task_kind: TaskKind, scores: Tensor, y: Tensor, sizes: np.ndarray) -> np.ndarray:

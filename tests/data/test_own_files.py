@@ -80,7 +80,12 @@ def test_classes_are_called_as_the_file_says(suffix, tmp_path):
         ("multilabel", [[0, 1], [1, 1]], ["ill", "old"], ("ill", "old")),
         ("regression", [0.5, 2.0], ["price"], ("price",)),
         ("tokens", [[0, 1], [-100, 1]], ["a", "b", "of no position"], ("a", "b")),
-        ("multilabel", [[0, 1], [1, 1]], ["ill", "old", "tall"], r"the shape \[3\], and y has 2 outputs; give one name"),
+        (
+            "multilabel",
+            [[0, 1], [1, 1]],
+            ["ill", "old", "tall"],
+            r"the shape \[3\], and y has 2 outputs; give one name",
+        ),
         ("tokens", [[0, 2], [-100, 1]], ["a", "b"], r"the shape \[2\], and y has 3 outputs; give one name"),
         ("multilabel", [[0, 1], [1, 1]], ["ill", "ill"], "classes 0 and 1 have the same name 'ill'"),
     ],
@@ -223,7 +228,7 @@ def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x, said, tmp_path
     np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
     description = describe_unscaled(read_own(tmp_path / "my.npz"))
     assert ("data.normalize: standard" in description) == said
-    assert description.endswith("unless they are tokens") == (said and not (x % 1).any())
+    assert description.endswith("unless they are tokens") == (x.dtype == np.int64)
 
 
 def test_a_folder_of_pictures_has_classes_and_sides(tmp_path):

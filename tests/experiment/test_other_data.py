@@ -53,7 +53,9 @@ def test_labels_of_other_data_are_those_of_the_same_name(task, y, other_y, tmp_p
     of_run = load(write("run", y, ["a", "b", "c"]), 0)
     other = load(write("other", other_y, ["c", "a", "b"]), 0)
     assert np.array_equal(_match(of_run, other).labels, of_run.labels)
-    with pytest.raises(ConfigError, match="third and the run differ in classes: only one has z; those of the run are a"):
+    with pytest.raises(
+        ConfigError, match="third and the run differ in classes: only one has z; those of the run are a"
+    ):
         _match(of_run, load(write("third", y, ["a", "b", "z"]), 0))
 
 
