@@ -266,11 +266,12 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     """
     executor = experiment.config.runtime.executor
     in_lanes = executor == "lanes"
+    images = experiment.federation.dataset.images
     problem = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
     if not problem and in_lanes and experiment.transform is not None:
-        problem = find_mixing(experiment.transform, experiment.federation.dataset.images)
+        problem = find_mixing(experiment.transform, images)
     if not problem and in_lanes and configured == "auto":
-        problem = find_lane_problem(experiment.config.algorithm, experiment.tasks, experiment.cohort)
+        problem = find_lane_problem(experiment.config.algorithm, experiment.tasks, experiment.cohort, images)
     if not problem:
         return executor
     if configured == "lanes":
@@ -304,7 +305,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
     if config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            check_padding(algorithm, task, int(np.argmax(cohort == number)))
+            check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)

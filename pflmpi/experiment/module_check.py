@@ -1,7 +1,7 @@
 """Whether a torch module from outside is trained as a plain PyTorch loop trains it: some steps before the run."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ _CAUSES = {
     "parameters and buffers",
     "stats": "a buffer that is reached by another way than its own name, or that is changed in the backward pass",
 }
+
+_CAUSES_IN_LANES = dict.fromkeys(_CAUSES, "something that it computes in training from the padding of a batch")
 
 
 def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federation, in_lanes: bool) -> str:
@@ -68,7 +70,7 @@ def _check_module(
     initial = task.init()
     expected = [_train_plainly(architecture, task, client_batches) for client_batches in batches]
     results = [_train_in_loop(task, initial, client_batches) for client_batches in batches]
-    if problem := _difference(initial, expected, results):
+    if problem := _difference(initial, expected, results, _CAUSES):
         raise ConfigError(
             f"model {architecture.name} is not trained as a plain PyTorch loop trains it: {problem}{_SWITCH}"
         )
@@ -76,7 +78,7 @@ def _check_module(
     if not in_lanes:
         return ""
     try:
-        return _difference(initial, expected, _train_in_lanes(task, initial, batches))
+        return _difference(initial, expected, _train_in_lanes(task, initial, batches), _CAUSES_IN_LANES)
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
 
@@ -170,9 +172,8 @@ def _train_in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
 def _train_in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]]) -> list[Tree]:
     """Trains the models of both clients in one vmapped call."""
     task, shape = task.replace(batched=True), (2, _STEPS, max(_SIZES))
-    images = torch.zeros(*shape, *batches[0][0].x.shape[1:])
-    y = batches[0][0].y
-    labels, weight = torch.zeros(*shape, *y.shape[1:], dtype=y.dtype), torch.zeros(shape)
+    first, weight = batches[0][0], torch.zeros(shape)  # its first sample is the padding, as in a run one of the data is
+    images, labels = (values[0].expand(*shape, *values.shape[1:]).clone() for values in (first.x, first.y))
     for client, (client_batches, size) in enumerate(zip(batches, _SIZES, strict=True)):
         images[client, :, :size] = torch.stack([batch.x for batch in client_batches])
         labels[client, :, :size] = torch.stack([batch.y for batch in client_batches])
@@ -196,7 +197,7 @@ def _train_in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]
     return results
 
 
-def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]) -> str:
+def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree], causes: Mapping[str, str]) -> str:
     """Returns the first difference from plain PyTorch with its likely cause; "" without any."""
     for client, (plain, result) in enumerate(zip(expected, results, strict=True)):
         for path, target in tree.leaves(tree.part(plain, "model")):
@@ -204,7 +205,7 @@ def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]
             change, error = _largest_difference(target, start), _largest_difference(value, target)
             if not error <= _ABSOLUTE + _RELATIVE * change and not are_equal(value, target):
                 what = "does not move" if are_equal(value, start) else f"is off by {error:.2g}"
-                cause = _CAUSES[path.partition("/")[0]]
+                cause = causes[path.partition("/")[0]]
                 return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {change:.2g}; {cause}"
         if "scores" in result:
             scores, target = tree.leaf(result, "scores"), tree.leaf(plain, "scores")

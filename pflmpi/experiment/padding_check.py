@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,23 +24,24 @@ from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import first_line
 from pflmpi.tree import Tree
 
-_REAL, _WIDTH, _WIDER = 3, 5, 7  # real samples of a batch, its width, and its width with more padding
+_REAL, _WIDTH, _WIDER = 3, 7, 9  # real samples of a batch, its width, and its width with more padding
 _ROUNDING = 1e-5  # allowed change by more padding, relative to 1 + the largest entry: float32 sums in another order
 _TRIED_KEYS = 8  # a transform may mix samples at some of them alone
 _LARGEST_RATE = 0.1  # with a larger one clients may diverge, so that nothing can be compared
 
 
-def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
+def check_padding(algorithm: Algorithm, task: Task, client: int, images: np.ndarray) -> None:
     """Raise `ConfigError` if the result of `client_update` depends on the padding of a batch.
 
     Args:
         task: of the cohort; `client` is one of its clients.
+        images: [n, ...] of the dataset.
     """
-    if problem := _padding_problem(algorithm, task, client):
+    if problem := _padding_problem(algorithm, task, client, images):
         raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
 
 
-def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray) -> str:
+def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, images: np.ndarray) -> str:
     """Returns why an algorithm or a model from outside the package cannot be computed in lanes; "" where it can.
 
     Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.
@@ -47,12 +49,14 @@ def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
     Args:
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
+        images: [n, ...] of the dataset.
     """
     own_models = any(isinstance(task.architecture, ModuleArchitecture) for task in tasks)
     if not own_models and not outside.is_from_outside(type(algorithm)):
         return ""
     try:
-        problems = (_padding_problem(algorithm, task, int(np.argmax(cohort == i))) for i, task in enumerate(tasks))
+        clients = [int(np.argmax(cohort == number)) for number in range(len(tasks))]
+        problems = (_padding_problem(algorithm, *pair, images) for pair in zip(tasks, clients, strict=True))
         return next(filter(None, problems), "")
     except Exception as error:
         return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
@@ -76,21 +80,22 @@ def find_mixing(transform: Transform, images: np.ndarray) -> str:
     return ""
 
 
-def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
+def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.ndarray) -> str:
     """Returns how `client_update` depends on the padding of a batch, and what to do; "" if it does not.
 
-    The client takes one step on random samples, twice: with blank padding, and with other images and labels in the
-    padding and a further batch that is all padding. Both must give the same bits; where they do not, each change is
-    tried by itself. An algorithm from outside is also tried with more blank padding, and must agree within rounding.
+    The client takes one step on samples of the data, twice: with the padding of a run, and with other images and labels
+    in the padding and a further batch that is all padding. Both must give the same bits; where they do not, each change
+    is tried by itself. An algorithm from outside is also tried with more padding, and must agree within rounding.
     """
     own = outside.is_from_outside(type(algorithm))
     name = f"{type(algorithm).__name__}.client_update" if own else f"the training of model {task.architecture.name}"
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
-    blank = _update(algorithm, task, client, filled=False, steps=1)
-    if not _different_bits(blank, _update(algorithm, task, client, filled=True, steps=2)):
+    update = partial(_update, algorithm, task, client, images)
+    blank = update(filled=False, steps=1)
+    if not _different_bits(blank, update(filled=True, steps=2)):
         if not own:
             return ""
-        if paths := _beyond_rounding(blank, _update(algorithm, task, client, filled=False, steps=1, width=_WIDER)):
+        if paths := _beyond_rounding(blank, update(filled=False, steps=1, width=_WIDER)):
             return (
                 f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
                 "by batch.count in place of len(batch.y)"
@@ -101,7 +106,7 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int) -> str:
         ("a batch that is padding alone", False, 2),
         ("a batch of padding with images and labels in it", True, 2),
     ):
-        if paths := _different_bits(blank, _update(algorithm, task, client, filled, steps)):
+        if paths := _different_bits(blank, update(filled, steps)):
             helpers = "pflmpi.learning.client: cross_entropy, average, or Batch.padding"
             advice = f"; average losses over real samples ({helpers})" if own else ""
             return f"{name} depends on {what}: {', '.join(paths[:3])} differ{advice}"
@@ -125,20 +130,19 @@ def _beyond_rounding(one: Tree, other: Tree) -> list[str]:
     return paths
 
 
-def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: int, width: int = _WIDTH) -> Tree:
-    """Returns the new state and the uplink of one client after `client_update` in a lane, with batches of a width."""
+def _update(
+    algorithm: Algorithm, task: Task, client: int, images: np.ndarray, filled: bool, steps: int, width: int = _WIDTH
+) -> Tree:
+    """Returns new states and uplinks of one client after `client_update` in two lanes, with batches of a width."""
     rng = stream(task.seed, 0, client, "padding check")
-    shape = (2, _WIDER, *task.architecture.shape)  # two steps, of which one may be left out
-    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8))[:, :width].contiguous()
-    labels = make_up_labels(task, shape[:2], rng)[:, :width].contiguous()
-    weight = torch.zeros(2, width)
-    weight[0, :_REAL] = 1
-    if not filled:
-        images[weight == 0], labels[weight == 0] = 0, 0
-    keys = torch.arange(2)
-    counts = torch.tensor([float(_REAL)])
+    weight = torch.zeros(2, 2, width)
+    weight[:, 0, :_REAL] = 1
+    samples, labels = (values[:, :, :width].contiguous() for values in _draw_samples(task, images, rng))
+    if not filled:  # as in a run, which pads with the first sample
+        samples[weight == 0], labels[weight == 0] = torch.from_numpy(images[:1]), 0
+    counts = torch.full((2, 1), float(_REAL))
     if task.kind.classes:
-        counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
+        counts = torch.stack([lane.bincount(minlength=task.num_classes) for lane in labels[:, 0, :_REAL]]).float()
     # SGD, because Adam takes a full step along a gradient that is only rounding, as of a bias before batch norm.
     plain = {"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd", "precision": "fp32"}
     training = task.training.model_copy(update=plain)
@@ -160,10 +164,23 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         return {"state": new, "uplink": {**up}}
 
     down = make_up_first_messages(algorithm, task, client, rng)
-    lanes = tree.stack([initial_client(algorithm, task, client)])
+    lanes = tree.stack([initial_client(algorithm, task, client)] * 2)
     architecture = task.architecture  # masks of a module that has its batch on another axis depend on the padding
     masks = architecture.without_dropout() if isinstance(architecture, ModuleArchitecture) else nullcontext()
     with masks, calling(algorithm, "client_update", 0, [client], in_lanes=True):
-        inputs = [value.unsqueeze(0) for value in (counts, images, labels, weight, keys)]
-        received = {name: tree.stack([value]) for name, value in down.items()}
-        return torch.func.vmap(in_lane)(lanes, received, *inputs)
+        received = {name: tree.stack([value] * 2) for name, value in down.items()}
+        return torch.func.vmap(in_lane)(lanes, received, counts, samples, labels, weight, torch.arange(2).expand(2, 2))
+
+
+def _draw_samples(task: Task, images: np.ndarray, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draws samples of the data [2, 2, B, ...], by lane and step, and makes up labels for them.
+
+    The real samples of each lane are padding of the other, so that in one of them the largest value of any kind is in
+    the padding. It also has a copy of a real sample, so that tokens of the padding are in real samples.
+    """
+    drawn = 1 + rng.choice(len(images) - 1, min(2 * _REAL, len(images) - 1), replace=False)
+    first, second = np.resize(drawn, (2, _REAL))
+    index = np.zeros((2, 2, _WIDER), np.int64)
+    index[0, :, :_WIDTH] = [*first, *second, first[0]]
+    index[1, :, :_WIDTH] = [*second, *first, second[0]]
+    return torch.from_numpy(images[index]), make_up_labels(task, index.shape, rng)

@@ -748,6 +748,33 @@ class Summed(Base):
         return self.first(((x + 1) * 8).long().clamp(0, 17))
 
 
+class Rescaled(Base):
+    """In training features are shares of the largest one of the batch."""
+
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        return z / (1 + z.detach().max()) if self.training else z
+
+
+class Frequent(nn.Module):
+    """The gradient of a token is divided by how often it is in the batch."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4, padding_idx=0, scale_grad_by_freq=True)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.words(x.long()).sum(1).tanh())
+
+
+class Pooled(Frequent):
+    """The mean of the words of a text, of which each has one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.words.weight[x.long()].mul((x > 0).unsqueeze(-1)).sum(1) / (x > 0).sum(1, keepdim=True))
+
+
 class Idle(Base):
     def make(self) -> None:
         self.second = nn.Linear(6, 6)
@@ -1003,6 +1030,24 @@ def test_a_module_for_tokens_is_tried_with_samples_of_the_data(tmp_path):
         MODELS[f"{HERE}Packed"](head="fc").bind((5,), 2)
     with pytest.raises(ConfigError, match=r"of 5: Expected .* samples are float32, of which x.long"):
         quick_run.run(settings_of_texts(Unconverted, tmp_path), tmp_path / "other")
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("kind", [Rescaled, Frequent], ids=lambda kind: kind.__name__)
+def test_a_module_that_computes_from_samples_in_the_padding_is_computed_in_a_loop(kind, check, tmp_path):
+    raw = settings(kind, algorithm={"name": "fedavg"}) if kind is Rescaled else settings_of_texts(kind, tmp_path)
+    for seed in range(3):
+        sections = {"model": {"check": check}, "runtime": {"executor": "auto"}, "seed": seed}
+        quick_run.run(quick_run.settings(raw, **sections), tmp_path / str(seed))
+        assert stored_config(tmp_path / str(seed), ()).runtime.executor == "loop"
+    with pytest.raises(ConfigError, match=f"model {kind.__name__} .*padding of a batch.* runtime.executor"):
+        quick_run.run(quick_run.settings(raw, **{**sections, "runtime": {"executor": "lanes"}}), tmp_path / "lanes")
+
+
+def test_a_module_for_tokens_that_masks_its_padding_is_computed_in_lanes(tmp_path):
+    raw = quick_run.settings(settings_of_texts(Pooled, tmp_path), runtime={"executor": "auto"})
+    quick_run.run(raw, tmp_path / "run")
+    assert stored_config(tmp_path / "run", ()).runtime.executor == "lanes"
 
 
 def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path):
