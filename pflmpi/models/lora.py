@@ -89,6 +89,7 @@ def lora(module: M, layers: Sequence[str], rank: int, alpha: float | None = None
             if (groups := getattr(layer, "groups", 1)) != 1:
                 raise ConfigError(f"lora: {name} has groups = {groups}, for which there is no adapter; leave it out")
             _adapt(layer, rank, rank if alpha is None else alpha)
+    _leave_fast_path(module)
     return module
 
 
@@ -100,3 +101,13 @@ def _adapt(layer: Any, rank: int, alpha: float) -> None:
     layer.lora_b = nn.Parameter(layer.weight.new_zeros(outputs, rank, *[1] * len(kernel)))
     layer.scale = alpha / rank
     nn.init.kaiming_uniform_(layer.lora_a, a=math.sqrt(5))
+
+
+def _leave_fast_path(module: nn.Module) -> None:
+    """Lets encoders of PyTorch call their adapted layers in evaluation, where their fast path reads `weight` alone."""
+    for encoder in module.modules():
+        if any(isinstance(layer, LoRALinear) for layer in encoder.modules()):
+            if isinstance(encoder, nn.TransformerEncoderLayer):
+                encoder.activation_relu_or_gelu = 0
+            if isinstance(encoder, nn.TransformerEncoder):
+                encoder.use_nested_tensor = False

@@ -55,6 +55,19 @@ def test_an_adapter_adds_a_weight_of_low_rank(case):
     torch.testing.assert_close(adapted(x), plain(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["linear1", "linear2"])
+def test_an_encoder_computes_with_its_adapters_in_evaluation(name):
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True), 2)
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [4]])
+    lora(encoder, [f"layers.*.{name}"], 2)
+    with torch.no_grad():
+        for layer in encoder.layers:
+            getattr(layer, name).lora_b.normal_()
+        for mask in (None, padding):
+            training, evaluation = (encoder.train(mode)(x, src_key_padding_mask=mask) for mode in (True, False))
+            torch.testing.assert_close(evaluation, training)
+
+
 def test_what_has_no_adapter_is_refused_by_name():
     for layers, module, message in (
         (["fc"], nn.Sequential(nn.Linear(2, 2)), "'fc' matches no nn.Linear or convolution of the module; known: 0"),
