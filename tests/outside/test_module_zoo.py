@@ -988,9 +988,11 @@ def test_a_module_whose_bits_depend_on_padding_is_computed_in_a_loop_or_refused_
         quick_run.run(settings(Summed, runtime={"executor": "lanes"}), tmp_path / "2")
 
 
-def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path):
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(algorithm, tmp_path):
+    """With FedPer each client is tested with a model of its own."""
     for executor in ("auto", "lanes"):
-        sections = {"algorithm": {"name": "fedavg"}, "runtime": {"executor": executor, "lanes": 2}}
+        sections = {"algorithm": {"name": algorithm}, "runtime": {"executor": executor, "lanes": 2}}
         raw = settings(Recurrent, training={**TRAINING, "steps": 12}, **sections)
         quick_run.run(raw, tmp_path / executor)
     assert stored_config(tmp_path / "auto", ()).runtime.executor == "loop"
