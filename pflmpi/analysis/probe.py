@@ -3,7 +3,8 @@
 CKA measures how similar the outputs of two layers are for the same samples, whatever their widths and scales.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -82,25 +83,38 @@ def record_activations(architecture: Architecture, model: Tree, x: Tensor, see: 
         model: weights of the architecture, on the device of x.
         x: prepared images, [B, C, H, W].
         see: called with the name of each layer of `architecture.layers` that has a "weight", and its output [B, ...]
-            before any nonlinearity.
+            before any nonlinearity; without layers that put the batch on another axis, as attention does inside.
     """
     leaves = dict(tree.leaves(model))
     weights = [(layer, leaves[path]) for layer in architecture.layers if (path := f"{layer}/weight") in leaves]
-    with torch.no_grad(), _LayerOutputs(weights, see):
+    with torch.no_grad(), _without_fast_path(), _LayerOutputs(weights, len(x), see):
         architecture.logits(part(model, "head"), architecture.features(model, x, training=False))
 
 
-class _LayerOutputs(TorchFunctionMode):
-    """While active, passes on the results of torch functions that take a layer's weight after their input."""
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Context in which encoders and attention of PyTorch call their layers instead of one function."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
-    def __init__(self, weights: Iterable[tuple[str, Tensor]], see: Callable[[str, Tensor], None]) -> None:
+
+class _LayerOutputs(TorchFunctionMode):
+    """While active, passes on the results [B, ...] of torch functions that take a layer's weight after their input."""
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]], batch: int, see: Callable[[str, Tensor], None]) -> None:
         super().__init__()
         self._layers = {id(weight): layer for layer, weight in weights}
-        self._see = see
+        self._batch, self._see = batch, see
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         others = kwargs or {}
         result = function(*args, **others)
+        if not isinstance(result, Tensor) or result.shape[:1] != (self._batch,):
+            return result
         for argument in (*args[1:], *others.values()):
             if id(argument) in self._layers:
                 self._see(self._layers[id(argument)], result)

@@ -121,6 +121,23 @@ def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules():
         torch.testing.assert_close(computed[path], expected[path], rtol=1e-4, atol=1e-5)
 
 
+class Attentive(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.encoder, self.fc = nn.TransformerEncoderLayer(8, 2, 6, 0, batch_first=True), nn.Linear(8, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.encoder(self.attention(x, x, x)[0])[:, 0])
+
+
+def test_layers_beside_attention_are_seen_and_those_in_it_left_out():
+    *_, seen = outputs(f"{__file__}:Attentive", {"head": "fc"}, (5, 8))
+    names = ("norm1", "linear1", "linear2", "norm2")
+    assert [*seen] == [*(f"body/encoder/{name}" for name in names), "head"]
+    assert [output.shape for output in seen.values()] == [(3, 5, width) for width in (8, 6, 8, 8)] + [(3, 10)]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_clients_with_every_kind_of_model_can_be_compared(case, tmp_path):
     quick_run.run(quick_run.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
