@@ -71,10 +71,11 @@ class APFL(FedAvg):
 
         def personal(params: Tree, batch: Batch) -> Tensor:
             model = mixed(leaf(params, "alpha"), part(params, "own"), part(params, "shared"))
-            return plain({**model, **part(params, "own_stats")}, batch)
+            return plain({**model, **part(params, "own_stats"), **only(params, ("noise",))}, batch)
 
         def shared(params: Tree, batch: Batch) -> Tensor:
-            return plain({**part(params, "shared"), **part(params, "shared_stats")}, batch)
+            model = {**part(params, "shared"), **part(params, "shared_stats")}
+            return plain({**model, **only(params, ("noise",))}, batch)
 
         params: Tree = {"alpha": leaf(client, "alpha")}
         for name, model in (("own", part(client, "own")), ("shared", {**down["model"], **client})):

@@ -43,9 +43,9 @@ class FedCP(WeightedSharedParts):
     Readings. The gate has Gumbel noise in training only; the authors' code has it in tests too, so that their accuracy
     is random. v_i is that of h_i at the start of the round, also in the first one, where the authors use random
     numbers. A participant receives all three parts; the authors send the body to every client and the rest to
-    participants. Batch norm in f_g uses the batch's statistics, as in f_i, so that z and u are equal before the first
-    step. lambda = 5 is the authors' value for a learning rate of 0.005; a much larger rate needs a smaller lambda, or
-    the features cannot leave those of f_g.
+    participants. Batch norm in f_g uses the batch's statistics, and dropout the masks of f_i, so that z and u are equal
+    before the first step. lambda = 5 is the authors' value for a learning rate of 0.005; a much larger rate needs a
+    smaller lambda, or the features cannot leave those of f_g.
 
     Newcomers: h_i begins as the global head h_g and is trained as a participant's; ours, the paper has no clients that
     join later.
@@ -89,7 +89,8 @@ class FedCP(WeightedSharedParts):
             share = gate(part(model, "gate"), z * leaf(model, "context"), noise)
             scores = task.logits(part(model, "head"), share * z) + task.logits(part(received, "head"), (1 - share) * z)
             # With a copy of the statistics, which a forward pass in training changes.
-            global_z = task.features({**received, **tree.clone(only(received, ("stats",)))}, batch.x, training=True)
+            shared_model = {**received, **tree.clone(only(received, ("stats",))), **only(model, ("noise",))}
+            global_z = task.features(shared_model, batch.x, training=True)
             return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, global_z, batch)
 
         fixed: Tree = {"received": {**down["model"], **only(client, ("stats",))}, "context": context(own)}

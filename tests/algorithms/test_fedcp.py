@@ -15,6 +15,7 @@ from pflmpi.algorithms.conditional import gate, init_gate
 from pflmpi.algorithms.fedcp import FedCP, context, discrepancy
 from pflmpi.learning.client import Batch, uniform
 from pflmpi.messages.kinds import Mean
+from pflmpi.models import MODELS
 
 LR, D = 0.1, small_task.FEATURES
 
@@ -160,6 +161,17 @@ def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_fi
     for path, leaf in tree.leaves(up["model"]):
         # Both bodies see the batch alike, so that the discrepancy and its gradient are zero but for rounding.
         torch.testing.assert_close(tree.at(aligned["model"], path), leaf, rtol=0, atol=1e-5)
+
+
+def test_under_dropout_too_features_agree_at_first():
+    model = MODELS["dropout_cnn"]().bind((1, 28, 28), 10)
+    task = small_task.task().replace(architecture=model)
+    client, down = FedCP().init_client(task), FedCP().publish(task, FedCP().init_server(task), np.arange(4))
+    batch = Batch(torch.rand(3, 1, 28, 28), torch.arange(3), key=torch.tensor(7))
+    data = comparisons.data_of({"train": [batch]})
+    ups = [FedCP(alignment_weight=weight).client_update(task, client, down, data)[1] for weight in (0.0, 5.0)]
+    for path, leaf in tree.leaves(ups[0]["model"]):  # 1e-5: rounding, as above
+        torch.testing.assert_close(tree.at(ups[1]["model"], path), leaf, rtol=0, atol=1e-5)
 
 
 def test_padding_alone_and_padded_rows_change_nothing():
