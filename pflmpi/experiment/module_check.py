@@ -130,7 +130,7 @@ def _train_plainly(architecture: ModuleArchitecture, task: Task, batches: Sequen
                     if parameter.grad is None:
                         continue
                     velocity = velocities.setdefault(number, torch.zeros_like(parameter))
-                    gradient = parameter.grad.add(parameter, alpha=_DECAY)
+                    gradient = parameter.grad.to_dense().add(parameter, alpha=_DECAY)
                     parameter.sub_(velocity.mul_(_MOMENTUM).add_(gradient), alpha=_RATE)
                     parameter.grad = None
         with torch.no_grad():

@@ -259,7 +259,8 @@ def _micro_batch_gradients(
         return _lane_gradients(task, params, trained, loss, batch, grad_output)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = _check_scalar(loss(params, batch))
-    return list(torch.autograd.grad(value, leaves, _grad_output_for(value, grad_output), allow_unused=True)), value
+    grads = torch.autograd.grad(value, leaves, _grad_output_for(value, grad_output), allow_unused=True)
+    return [grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads], value
 
 
 def unit_grad_output(like: Tensor) -> Tensor | None:

@@ -748,6 +748,11 @@ class Summed(Base):
         return self.first(((x + 1) * 8).long().clamp(0, 17))
 
 
+class Sparse(Summed):
+    def make(self) -> None:
+        self.first = nn.EmbeddingBag(18, 6, mode="sum", sparse=True)
+
+
 class Rescaled(Base):
     """In training features are shares of the largest one of the batch."""
 
@@ -934,6 +939,16 @@ def test_so_do_adam_and_adamw_also_where_a_parameter_has_no_gradient(kind, optim
     raw = settings(kind, training=training, runtime={"executor": executor})
     quick_run.run(raw, tmp_path)
     check_as_plain(kind, raw, tmp_path, optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_sparse_gradients_are_those_of_a_dense_layer(optimizer, tmp_path):
+    training = {**TRAINING, "optimizer": optimizer, "momentum": 0.0, "clip_norm": 1.0}
+    for kind, executor in ((Sparse, "auto"), (Summed, "loop")):
+        quick_run.run(settings(kind, training=training, runtime={"executor": executor}), tmp_path / kind.__name__)
+    sparse, dense = (state_of(tmp_path / kind.__name__, 1) for kind in (Sparse, Summed))
+    for path, array in dense.items():  # 1e-6: float32 sums in another order
+        np.testing.assert_allclose(sparse[path], array, atol=1e-6, err_msg=path)
 
 
 def test_adam_is_refused_where_a_parameter_has_a_gradient_in_some_steps_alone(tmp_path):
