@@ -1,8 +1,5 @@
-"""Several runs, opened together, and finding runs in folders."""
+"""Several runs, opened together."""
 
-import logging
-import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from glob import glob
 from os import PathLike
@@ -14,15 +11,11 @@ from pflmpi.analysis.run import Run, import_extra, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError
 from pflmpi.machine import expand_path
-from pflmpi.store import config_file
-from pflmpi.store.names import SHARDS
-from pflmpi.text import join_truncated, printable
+from pflmpi.store.runs import is_run
 
 if TYPE_CHECKING:
     from pflmpi.analysis.figures import Figures
 
-_log = logging.getLogger(__name__)
-_SET_ASIDE = re.compile(r"old-.+-\d+")  # the name that `sweep --anew` gives to a run it replaces
 _ALWAYS = ("algorithm.name", "data.name", "seed")  # options that tables always show
 
 
@@ -121,34 +114,6 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
     if not isinstance(paths, Iterable):
         raise wrong_type("paths", paths, "a pattern such as 'runs/*', or a list of folders")
     return Runs([open_run(path) for path in paths])
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder looks like a run, complete or not."""
-    return config_file.path(folder).exists() or (folder / SHARDS).is_dir()
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else all runs below it, sorted.
-
-    Runs that a sweep has set aside are left out. Links to runs count as runs. Links to other folders are not followed,
-    because they may form cycles; a warning names them.
-    """
-    if is_run(folder):
-        return [folder]
-    runs, links = list[Path](), list[str]()
-    for parent, names, _ in os.walk(folder):
-        below = [Path(parent, name) for name in names if not _SET_ASIDE.fullmatch(name)]
-        inside = [path for path in below if is_run(path)]
-        runs += inside
-        links += [str(path) for path in below if path.is_symlink() and path not in inside]
-        names[:] = [path.name for path in below if path not in inside]
-    if links:
-        _log.warning(
-            "links to folders that are no runs are not followed: %s; name these too",
-            printable(join_truncated(links, 8)),
-        )
-    return sorted(runs)
 
 
 def _flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from pflmpi.cluster.job_log import expand_pattern, find_last_error
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
+from pflmpi.store.runs import find_runs, is_run
 from pflmpi.transports.slurm import without_formats
 
 _LONGEST_PAUSE = 16.0  # seconds between two queries while waiting for a job
@@ -324,11 +325,9 @@ def find_runs_below(sweep: Path) -> list[Path]:
 
     Includes the cells of a sweep that failed before their folder was made.
     """
-    if os.path.lexists(sweep / "config.yaml"):  # a run, whose folders may be a stranger's links
+    if is_run(sweep):  # whose folders may be a stranger's links
         return []
-    patterns = (f"{_CELL}/config.yaml", "*/config.yaml", "ranks-*/repeat*/config.yaml")
-    runs = {path.parent for pattern in patterns for path in sweep.glob(pattern)}
-    return sorted(runs | {path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml")})
+    return sorted({*find_runs(sweep), *(path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml"))})
 
 
 def find_last_errors(folder: Path) -> list[tuple[str, Path]]:
@@ -360,7 +359,7 @@ def assign_folders(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
     submissions: dict[str, Submission] = {}
     for folder in {os.path.realpath(folder): folder for folder in folders}.values():
         submissions |= job_file.read_submissions(folder)
-        by_number = runs if os.path.lexists(folder / "config.yaml") else sweeps
+        by_number = runs if is_run(folder) else sweeps
         for number in job_file.read_restarts(folder):
             by_number.setdefault(number, []).append(folder)
     result = []
@@ -387,7 +386,7 @@ def is_scaling_experiment(folder: Path) -> bool:
 def list_job_folders(folder: Path) -> list[Path]:
     """A folder, and those in it that name jobs: the runs of a sweep, or the points of a scaling experiment."""
     folder = folder.resolve()
-    cells = () if os.path.lexists(folder / "config.yaml") else folder.glob(f"{_CELL}/jobs.txt")
+    cells = () if is_run(folder) else folder.glob(f"{_CELL}/jobs.txt")
     points = folder.glob("ranks-*/jobs.txt") if is_scaling_experiment(folder) else ()
     return [*(path.parent for path in [*sorted(cells), *points]), folder]
 

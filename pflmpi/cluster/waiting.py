@@ -11,7 +11,8 @@ from pflmpi.cluster.jobs import NoAnswer, find_jobs_in, find_runs_below
 from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.store import config_file, events_file, job_file, run_lock
+from pflmpi.store import events_file, job_file, run_lock
+from pflmpi.store.runs import is_run
 from pflmpi.sweep.lock import is_sweeping
 
 _GRACE = 20.0  # seconds within which a launcher may start the ranks of a run again
@@ -67,7 +68,7 @@ def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
     except NoAnswer:
         return True
     except ConfigError:  # there is no Slurm here
-        return job_file.path(folder).exists() and not (runs or config_file.path(folder).exists())
+        return job_file.path(folder).exists() and not (runs or is_run(folder))
     return any(job.in_queue for path in (folder, *runs) for job in find_jobs_in(path, queue))
 
 
@@ -115,7 +116,7 @@ def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
         return wait([target] if jobs[0].state else [], folders, environ, len(folders) > 1)
     folder, jobs = target.resolve(), find_jobs_of(target, environ)[0]
     is_busy = run_lock.find_owner(folder) is not None or is_sweeping(folder)
-    if not (jobs or is_busy or find_runs_below(folder) or config_file.path(folder).exists()):
+    if not (jobs or is_busy or find_runs_below(folder) or is_run(folder)):
         raise no_run_error(target)
     last = [*job_file.read_restarts(folder)][-1:]  # what earlier arrays have left undone, their cells show
 

@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run, or for those of several seeds; return the exit code."""
     from pflmpi.analysis.comparable import choose_main_measure, differing_options, why_incomparable
     from pflmpi.analysis.run import read_run
-    from pflmpi.analysis.runs import find_runs
     from pflmpi.analysis.selection import name_runs
+    from pflmpi.store.runs import find_runs
     from pflmpi.terminal import print_json
 
     paths = [run for path in options.runs for run in find_runs(path) or [path]]  # `read_run` refuses other folders

@@ -86,10 +86,10 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.metrics import check_target
     from pflmpi.analysis.report import PAGE, write_report
-    from pflmpi.analysis.runs import find_runs
     from pflmpi.cluster.waiting import Writers
     from pflmpi.commands.progress import bar
     from pflmpi.scaling.records import made_by
+    from pflmpi.store.runs import find_runs
 
     for target in options.target:
         check_target("--target", target)

@@ -11,10 +11,11 @@ import quick_run
 from pflmpi.analysis.bisection import differing_settings
 from pflmpi.analysis.comparable import differing_options, group_by_seed, list_compared_options, why_incomparable
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.runs import find_runs, open_runs
+from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import name_runs
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
+from pflmpi.store.runs import find_runs
 
 
 @pytest.fixture(scope="module")

@@ -759,6 +759,27 @@ def test_a_folder_of_runs_shows_them_and_their_jobs(tmp_path, fake, capsys):
     assert json.loads(capsys.readouterr().out)["jobs"] == []
 
 
+def test_status_and_watch_show_the_runs_that_compare_takes(run, tmp_path, fake, capsys):
+    """Also those deep in a folder, and those whose config.yaml is lost."""
+    runs = [tmp_path / "runs" / name for name in ("group/deep/one", "lost")]
+    for folder in runs:
+        shutil.copytree(run, folder)
+    (runs[1] / "config.yaml").unlink()
+    (runs[1] / "round_00003.h5").unlink()
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "runs"), "--wait"]) == 1, "one is not done"
+    assert re.findall("^  (\\S+)  round 3 of 3", capsys.readouterr().out, re.MULTILINE) == ["group/deep/one", "lost"]
+    assert main(["watch", str(tmp_path / "runs")]) == 1
+    assert re.findall("^(\\S+)  round 3 of 3", capsys.readouterr().out, re.MULTILINE) == [*map(str, runs)]
+    assert main(["status", str(runs[1])]) == 0 and "fedgmh on digits" in capsys.readouterr().out
+
+
+def test_a_run_without_checkpoint_and_configuration_has_not_begun(tmp_path):
+    (tmp_path / "shards").mkdir()
+    assert read_run_status(tmp_path) is None
+
+
 def test_a_point_of_a_scaling_experiment_says_so_and_the_experiment_lists_its_runs(tmp_path, fake, capsys):
     experiment = tmp_path / "sc"
     point = record(experiment / "ranks-0002", "7")

@@ -1,0 +1,44 @@
+"""Finding runs in folders."""
+
+import logging
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+from pflmpi.store import config_file
+from pflmpi.store.names import SHARDS
+from pflmpi.text import join_truncated, printable
+
+_log = logging.getLogger(__name__)
+_SET_ASIDE = re.compile(r"old-.+-\d+")  # the name that `sweep --anew` gives to a run it replaces
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run, complete or not."""
+    return os.path.lexists(config_file.path(folder)) or (folder / SHARDS).is_dir()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else all runs below it, sorted.
+
+    Runs that a sweep has set aside are left out. Links to runs count as runs. Links to other folders are not followed,
+    because they may form cycles; a warning names them.
+    """
+    if is_run(folder):
+        return [folder]
+    runs, links = list[Path](), list[str]()
+    for parent, names, _ in os.walk(folder):
+        below = [Path(parent, name) for name in names if not _SET_ASIDE.fullmatch(name)]
+        inside = [path for path in below if is_run(path)]
+        runs += inside
+        links += [str(path) for path in below if path.is_symlink() and path not in inside]
+        names[:] = [path.name for path in below if path not in inside]
+    if links:
+        _warn_of_links(join_truncated(links, 8))
+    return sorted(runs)
+
+
+@cache  # one warning, however often `watch` looks
+def _warn_of_links(links: str) -> None:
+    _log.warning("links to folders that are no runs are not followed: %s; name these too", printable(links))
