@@ -1,7 +1,7 @@
 """A run on disk, opened for reading: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # these need torch or an extra
     from torch import nn
 
     from pflmpi.analysis.personal_module import ClientSamples
+    from pflmpi.config.load import Config
     from pflmpi.data.unseen import Division
     from pflmpi.experiment.build import Experiment
 
@@ -77,6 +78,7 @@ class Run:
         name: the name of the algorithm, for legends; not unique.
         config_notes: parts of config.yaml that the newest checkpoint does not confirm, one line each.
         shown_path: the folder as it was named, for tables.
+        sections: what `samples`, `model` and `fork` change in the configuration, as in `Config.replace`.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class Run:
     name: str
     config_notes: tuple[str, ...] = ()
     shown_path: str = ""
+    sections: Mapping[str, Any] = field(default_factory=dict)
     _metrics: dict[tuple[str, int], np.ndarray | str | None] = field(default_factory=dict, init=False)
     _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
     _experiments: dict[bool, "Experiment"] = field(default_factory=dict, init=False)  # by whether code may have changed
@@ -367,16 +370,23 @@ class Run:
     def _division(self) -> "Division":
         from pflmpi.experiment.restore import reopen_data
 
-        return reopen_data(self.path)
+        return reopen_data(self.path, self._changed_config)
+
+    @cached_property
+    def _changed_config(self) -> "Config":
+        from pflmpi.config.keywords import merged
+        from pflmpi.experiment import stored_config
+
+        return stored_config.checked_config(self.path, merged(stored_config.values(self.path), self.sections))
 
     def _experiment(self, changed_code: bool) -> "Experiment":
         import torch
 
-        from pflmpi.experiment.restore import reopen
+        from pflmpi.experiment.restore import rebuild
 
         if changed_code not in self._experiments:
             device = torch.device("cpu")
-            self._experiments[changed_code] = reopen(self.path, (), device, changed_code=changed_code)
+            self._experiments[changed_code] = rebuild(self.path, self._changed_config, device, changed_code)
         return self._experiments[changed_code]
 
     def fork(
@@ -406,7 +416,8 @@ class Run:
         from pflmpi.experiment import fork, stored_config
 
         folder, number = as_path("out", out), self.round(round).number
-        values = fork.without_clients(merged(stored_config.values(self.path), sections), without_clients)
+        changed = merged(merged(stored_config.values(self.path), self.sections), sections)
+        values = fork.without_clients(changed, without_clients)
         fork.fork(self.path, folder, number, values, changed_code=changed_code)
         return open_run(folder)
 
@@ -429,14 +440,19 @@ class Run:
         return f"Run({self.shown_path!r}: {self.name}, checkpoints {format_ranges(self.rounds) or 'none'})"
 
 
-def open_run(path: str | PathLike[str]) -> Run:
+def open_run(path: str | PathLike[str], **sections: Any) -> Run:
     """Opens the run in a folder.
+
+    Args:
+        sections: what has another place now, for `samples`, `model` and `fork`, as in `Config.replace`:
+            `data={"path": "moved.npz"}`.
 
     Raises:
         CheckpointError: the folder is no run, its configuration cannot be read, or a newer pflmpi wrote it.
     """
     run = read_run(path)
-    return replace(run, path=run.path.absolute())  # the working directory of a notebook may change
+    # the working directory of a notebook may change
+    return replace(run, path=run.path.absolute(), sections=sections)
 
 
 def read_run(path: str | PathLike[str]) -> Run:

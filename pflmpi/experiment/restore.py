@@ -14,8 +14,9 @@ import torch
 from pflmpi import outside, tree
 from pflmpi.atomic import remedy
 from pflmpi.config.load import Config
+from pflmpi.data.federation import Federation
 from pflmpi.data.unseen import Division
-from pflmpi.errors import CheckpointError
+from pflmpi.errors import CheckpointError, DataError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, divide, draft, load_federation
 from pflmpi.experiment.recorded_data import check_hash
@@ -168,7 +169,7 @@ def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool)
     """Builds the experiment of a configuration on the data of a run; for `find_changed_code` see `reopen`."""
     stored_config.find_changed_code(run, config, changed_code)
     with outside.as_config_error():
-        first = draft(config, load_federation(config), device)
+        first = draft(config, _load_data(run, config), device)
         return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor))
 
 
@@ -185,17 +186,27 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
     return replace(experiment, tasks=tuple(task.replace(**normalisation) for task in experiment.tasks))
 
 
-def reopen_data(run: Path) -> Division:
+def reopen_data(run: Path, config: Config) -> Division:
     """Reopens the clients' data of a run; its code may have changed, as long as it gives the recorded data.
 
     Raises:
         CheckpointError: data or partition are not those that the run was made with.
     """
-    config = stored_config.stored_config(run, ())
     with outside.as_config_error():
-        division = divide(config, load_federation(config))
+        division = divide(config, _load_data(run, config))
     _check_recorded(run, division)
     return division
+
+
+def _load_data(run: Path, config: Config) -> Federation:
+    """Loads the data of a run; raises `DataError` that says how to name files that have moved."""
+    for section, path in (("data", config.data.path), ("partition", config.partition.path)):
+        if path is not None and not Path(path).exists():
+            raise DataError(
+                f"{section}.path = {path!r} of {run} does not exist; put it back, or name its new place: "
+                f"-s {section}.path=FILE, in Python open_run(RUN, {section}={{'path': FILE}})"
+            )
+    return load_federation(config)
 
 
 def _check_recorded(run: Path, division: Division) -> None:

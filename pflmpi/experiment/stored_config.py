@@ -145,7 +145,12 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
         CheckpointError: not a run, or an override that would change its results; `training.rounds` may grow, and where
             and how things are computed may change.
     """
-    config, changes = change_config(run, override(values(run), overrides))
+    return checked_config(run, override(values(run), overrides))
+
+
+def checked_config(run: Path, changed: Mapping[str, Any]) -> Config:
+    """Returns the configuration with these sections; raises as `stored_config`."""
+    config, changes = change_config(run, changed)
     _check_changes(run, changes, config)
     return config
 

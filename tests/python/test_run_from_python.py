@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pflmpi
 import processes
@@ -321,6 +322,25 @@ def test_a_wrong_type_is_refused(call, expected, tmp_path, monkeypatch):
 def test_a_wrong_argument_of_a_run_is_refused(call, expected, run):
     with pytest.raises(ConfigError, match=expected):
         call(run)
+
+
+def test_a_run_whose_files_have_moved_is_opened_with_their_new_places(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 8), np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "before.npz", x=x, y=y)
+    data = {"name": None, "path": str(tmp_path / "before.npz")}
+    quick_run.run(quick_run.settings(data=data), tmp_path / "run")
+    expected = pflmpi.open_run(tmp_path / "run").samples(0).test.x
+    moved = str((tmp_path / "before.npz").rename(tmp_path / "after.npz"))
+    opened = pflmpi.open_run(tmp_path / "run")
+    for read in (opened.samples, opened.model):
+        with pytest.raises(DataError, match=r"before.npz' of .* does not exist; .*open_run\(RUN, data={'path': FILE}"):
+            read(0)
+    opened = pflmpi.open_run(tmp_path / "run", data={"path": moved})
+    assert (opened.samples(0).test.x == expected).all()
+    assert len(opened.model(0)(torch.tensor(expected))) == len(expected)
+    assert opened.fork(tmp_path / "fork").config["data"]["path"] == moved
+    with pytest.raises(CheckpointError, match="seed"):
+        pflmpi.open_run(tmp_path / "run", seed=9).samples(0)
 
 
 def test_numbers_of_numpy_are_numbers(run):
