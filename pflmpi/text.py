@@ -159,19 +159,22 @@ def spreadsheet_safe(text: str) -> str:
     return text
 
 
-def format_csv(lines: Iterable[Sequence[str | int | float]]) -> str:
+def format_csv(lines: Iterable[Sequence[str | int | float]], exact: bool = False) -> str:
     """Format lines as CSV; NaN becomes empty.
+
+    Args:
+        exact: keep texts as they are, for programs; otherwise see `spreadsheet_safe`.
 
     >>> format_csv([("name", "accuracy"), ("=a", 0.25), ("b", math.nan)])
     "name,accuracy\\n'=a,0.25\\nb,\\n"
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([_cell(value) for value in line] for line in lines)
+    writer.writerows([_cell(value, exact) for value in line] for line in lines)
     return file.getvalue()
 
 
-def _cell(value: str | int | float) -> str:
+def _cell(value: str | int | float, exact: bool) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.10g}"
-    return spreadsheet_safe(str(value))
+    return str(value) if exact else spreadsheet_safe(str(value))

@@ -197,7 +197,7 @@ def _write(path: Path, counts: "Counts", class_names: Sequence[str], client_name
     for client, values in enumerate(zip(*columns.values(), strict=True)):
         lines.append([client, *client_names[client : client + 1], *values, *by_class[client]])
     with atomic.explain_write_error(path, "choose another -o"):
-        atomic.write(path, format_csv(lines).encode())
+        atomic.write(path, format_csv(lines, exact=True).encode())
 
 
 def _text(name: str, value: float) -> str:

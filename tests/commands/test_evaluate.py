@@ -159,7 +159,7 @@ def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
 
 
 def test_clients_are_called_by_the_names_in_their_data(tmp_path, capsys):
-    names = np.array(["ann", "bob", "eve", "zoe"])
+    names = np.array(["+ann", "-bob", "=eve", "@zoe"])  # a spreadsheet would take them for formulas
     x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
     np.savez(tmp_path / "my.npz", x=x, y=y, client=np.repeat(names, 20))
     np.savez(tmp_path / "new.npz", x=x, y=y, client=np.repeat(["yan", "xi"], 40))
