@@ -113,10 +113,17 @@ def check_free(path: Path | None, option: str, force: bool) -> None:
 
 
 def check_output(path: Path | None, option: str, force: bool) -> None:
-    """Raise `ConfigError` if the folder of an output file is missing, or as `check_free`; before any work is done."""
+    """Raise `ConfigError` for an output file in a missing folder or in place of a run's, or as `check_free`.
+
+    Commands call it before any work is done.
+    """
+    from pflmpi.store.runs import is_file_of_run
+
     if path is not None and not path.parent.is_dir():
         missing = f"cannot write {path}: No such file or directory"
         raise ConfigError(f"{missing}; make the folder {path.parent}, or choose another {option}")
+    if path is not None and is_file_of_run(path):
+        raise ConfigError(f"{option} {path}: files of a run have such names; choose another, or another folder")
     check_free(path, option, force)
 
 

@@ -89,16 +89,13 @@ def run(options: argparse.Namespace) -> int:
 def _run_all(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import read_run
     from pflmpi.commands.progress import bar
-    from pflmpi.store import one_file, probe_file
-    from pflmpi.store.names import round_of
+    from pflmpi.store import one_file
 
     path = options.out
     if path.suffix != ".h5":
         raise ConfigError(f"-o {path}: --all writes HDF5; choose a name that ends in .h5")
     if options.leaf is not None:
         raise ConfigError(f"--leaf {options.leaf} cannot go with --all, which writes everything; leave one of them out")
-    if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
-        raise ConfigError(f"-o {path}: files of a run have such names; choose another, such as one.h5")
     arguments.check_output(options.out, "-o", options.force)
     opened = read_run(options.run)
     round = arguments.open_checkpoint(opened, options)

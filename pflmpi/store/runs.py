@@ -1,4 +1,4 @@
-"""Finding runs in folders."""
+"""Finding runs in folders, and telling their files from others."""
 
 import logging
 import os
@@ -6,8 +6,17 @@ import re
 from functools import cache
 from pathlib import Path
 
-from pflmpi.store import config_file
-from pflmpi.store.names import SHARDS
+from pflmpi.store import (
+    config_file,
+    events_file,
+    job_file,
+    metrics_file,
+    module_file,
+    partition_file,
+    probe_file,
+    run_lock,
+)
+from pflmpi.store.names import SHARDS, round_of
 from pflmpi.text import join_truncated, printable
 
 _log = logging.getLogger(__name__)
@@ -37,6 +46,14 @@ def find_runs(folder: Path) -> list[Path]:
     if links:
         _warn_of_links(join_truncated(links, 8))
     return sorted(runs)
+
+
+def is_file_of_run(path: Path) -> bool:
+    """Whether a file has the name of a checkpoint or a probe, or lies in a run and has the name of one of its files."""
+    if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
+        return True
+    files = (config_file, events_file, job_file, metrics_file, module_file, partition_file, run_lock)
+    return is_run(path.parent) and path in [file.path(path.parent) for file in files]
 
 
 @cache  # one warning, however often `watch` looks

@@ -61,6 +61,7 @@ REFUSED = [
     (["export", "run", "--client", "0", "-o", "/no/such/m.npz"], "cannot write /no/such/m.npz: No such file"),
     (["export", "run", "--all", "-o", "one.npz"], "--all writes HDF5"),
     (["export", "run", "--all", "-o", "run/round_00003.h5", "--force"], "files of a run have such names"),
+    (["export", "run", "--table", "run/metrics.csv", "--force"], "files of a run have such names"),
     (["export", "run", "--all", "-o", "one.h5", "--leaf", "model"], "--leaf model cannot go with --all"),
     (["export", "run", "--server", "-o", "one.npz", "--compress"], "--compress goes with --all"),
     (["export", "run", "--all", "-o", "/no/such/one.h5"], "cannot write /no/such/one.h5: No such file"),
@@ -75,7 +76,9 @@ REFUSED = [
     (["evaluate", "run", "--updates", "2"], "--updates 2 is for clients kept out of training; add --unseen, or"),
     (["evaluate", "run", "--unseen", "--updates", "0"], "--updates 0: must be at least 1"),
     (["evaluate", "run", "-o", "no/such/file.csv"], "choose another -o"),
-    (["evaluate", "run", "-o", "run/config.yaml"], "is there already; choose another -o, or overwrite it with --force"),
+    (["evaluate", "run", "-o", "c.yaml"], "is there already; choose another -o, or overwrite it with --force"),
+    (["evaluate", "run", "-o", "run/config.yaml", "--force"], "files of a run have such names"),
+    (["evaluate", "run", "-o", "run/shards/round_00003_rank_000.h5", "--force"], "files of a run have such names"),
     # what is planned, swept, measured
     (["plan", "c.yaml", "--ranks", "0"], "--ranks 0: must be at least 1"),
     (["plan", "c.yaml", "--ranks", "1000000"], "--ranks 1000000: a forecast is for at most 10000"),
