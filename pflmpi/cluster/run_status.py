@@ -29,7 +29,7 @@ class RunStatus:
         last: mean over clients of the main measure in the last tested round; None before the first test.
         best: the main measure in the best round (chosen by validation samples if there are any), and that round.
         checkpoint: newest round with a checkpoint, not verified; None if there is none.
-        per_round: seconds per round; None before the first has ended.
+        per_round: seconds per round; None before the first has ended, or if no round has them.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
         unseen: the main measure of the unseen clients in the last tested round; None if there are no such clients.
         ranks: number of ranks that run it, or ran it last; None if unknown.
@@ -109,12 +109,13 @@ def read_run_status(run: Path) -> RunStatus | None:
 
 
 def estimate_seconds_per_round(lines: Sequence[Mapping[str, str | float]]) -> float | None:
-    """Seconds per round over the last rounds, without the run's first; None before the first has ended.
+    """Seconds per round over the last rounds that have them, without the first of these; None if there is none.
 
     Training and messages count with their median, because the first round of each process warms up and may take many
     times as long. Tests and checkpoints, which not every round has, count with their mean.
     """
-    recent = lines[1:][-_WINDOW:] or lines[:1]
+    timed = [line for line in lines if line.get("seconds", "") != ""]  # a round whose metrics were lost has none
+    recent = timed[1:][-_WINDOW:] or timed[:1]
     if not recent:
         return None
     occasional = [_seconds(line, "evaluation_seconds") + _seconds(line, "checkpoint_seconds") for line in recent]

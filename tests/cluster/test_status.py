@@ -220,6 +220,19 @@ def test_what_some_rounds_do_besides_counts_in_the_mean(tmp_path):
     assert state is not None and state.per_round == 2.0 + 4.0 / 4
 
 
+def test_rounds_whose_metrics_are_lost_do_not_count_for_the_speed(tmp_path):
+    write(tmp_path, rounds=9, done=0)
+    metrics_file.path(tmp_path).unlink()
+    metrics_file.restart(tmp_path, 5)
+    state = read_run_status(tmp_path)
+    assert state is not None and (state.round, state.per_round, state.to_end) == (5, None, None)
+    for round in (6, 7):
+        line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "2.0"}
+        metrics_file.append(tmp_path, list(line.values()))
+    state = read_run_status(tmp_path)
+    assert state is not None and (state.per_round, state.to_end) == (2.0, 4.0)
+
+
 @pytest.mark.parametrize("rest", ["4,3", "4,3,0.5,0.5", "\0\0\0\0"])
 def test_a_line_that_is_being_written_is_not_read(tmp_path, rest):
     write(tmp_path, rounds=9, done=3)
