@@ -17,6 +17,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig, list_free_keys
 from pflmpi.store.checked_hdf5 import find_truncation
 from pflmpi.store.names import round_path
+from pflmpi.text import join_truncated
 
 _IRRELEVANT_SECTIONS = ("recorded", "runtime", "output", "checkpoint")  # results do not depend on them
 # Where files lie and how data is held; the contents of files are compared by their recorded hashes.
@@ -163,13 +164,18 @@ def group_by_seed(runs: Sequence[NamedRun]) -> list[SeedGroup]:
 
 
 def describe_unequal_lengths(groups: Sequence[SeedGroup]) -> list[str]:
-    """For each group whose seeds have different numbers of rounds a line that says what is averaged."""
-    return [
+    """For each group whose seeds have different numbers of rounds, or none yet, a line that says what is averaged."""
+    lines = [
         f"{group.label}: its seeds have {' and '.join(map(str, group.lengths))} rounds; tables have the mean over the "
         f"end of each, figures over rounds go {group.common_rounds}"
         for group in groups
         if group.common_rounds
     ]
+    for group in groups:
+        if group.without_rounds:
+            folders = join_truncated([str(named_run.run.path) for named_run in group.without_rounds], 5)
+            lines.append(f"{group.label}: left out, because no round has ended there: {folders}")
+    return lines
 
 
 def collect_decisive_options(run: Run) -> dict[str, Any]:

@@ -97,10 +97,12 @@ class SeedGroup:
 
     Attributes:
         label: a unique name, without the number of seeds.
+        without_rounds: runs of further seeds, none of whose rounds has ended: they are in no mean.
     """
 
     runs: tuple[NamedRun, ...]
     label: str
+    without_rounds: tuple[NamedRun, ...] = ()
 
     @property
     def title(self) -> str:
@@ -125,7 +127,7 @@ class SeedGroup:
 
 def label_groups(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
     """Labels groups like runs, by the folder of a group if it contains no other run, else by that of its first run."""
-    unlabelled = [SeedGroup(tuple(group), "") for group in groups]
+    unlabelled = [_leave_out_without_rounds(group) for group in groups]
     paths = []
     for group in unlabelled:
         others = (named_run.run.path for other in unlabelled if other is not group for named_run in other.runs)
@@ -133,6 +135,13 @@ def label_groups(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
         paths.append(group.runs[0].run.path if shared or len(group.runs) == 1 else group.folder)
     labels = _make_labels([group.runs[0].run.name for group in unlabelled], paths)
     return [replace(group, label=label) for group, label in zip(unlabelled, labels, strict=True)]
+
+
+def _leave_out_without_rounds(runs: Sequence[NamedRun]) -> SeedGroup:
+    """A group without a label; runs without rounds are among its seeds only if all are."""
+    begun = tuple(named_run for named_run in runs if len(named_run.run.columns["round"]))
+    others = tuple(named_run for named_run in runs if named_run not in begun)
+    return SeedGroup(begun, "", others) if begun else SeedGroup(others, "")
 
 
 def _make_labels(algorithms: Sequence[str], folders: Sequence[Path]) -> list[str]:

@@ -14,8 +14,9 @@ from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multi
 from pflmpi.analysis.report import _split_missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import name_runs
-from pflmpi.analysis.series import accuracy, diagnostics
+from pflmpi.analysis.series import accuracy, cost, diagnostics
 from pflmpi.analysis.series.partition import plot_partitions, sort_by_class
+from pflmpi.analysis.summary import average_seeds
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -65,6 +66,23 @@ def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_ar
     sent, *_ = figures.make_round_figures(groups)
     assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
     assert "local:" not in sent.caption
+
+
+def test_a_seed_without_rounds_is_in_no_mean_and_is_named(tmp_path):
+    runs = [run(tmp_path / f"{seed}", seed) for seed in range(3)]
+    for seed_run, count in zip(runs, (3, 2, 0), strict=True):
+        vars(seed_run)["columns"] = {"round": np.arange(1, 1 + count), "seconds": np.ones(count)}
+    (group,) = group_by_seed(name_runs(runs))
+    assert group.title == "fedavg, 2 seeds" and group.common_rounds == "up to round 2, which all seeds have"
+    assert cost.average_columns(group)["seconds"].tolist() == [1, 1]
+    ends = [{"run": "fedavg", "last": value} for value in (3.0, 2.0, np.nan)]
+    (line,) = average_seeds(name_runs(runs), ends)
+    assert (line["seeds"], line["last"]) == (2, 2.5)
+    assert describe_unequal_lengths([group])[1:] == [
+        f"fedavg: left out, because no round has ended there: {tmp_path}/2"
+    ]
+    (begun,) = group_by_seed(name_runs(runs[2:]))
+    assert begun.title == "fedavg" and not begun.without_rounds
 
 
 def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):
