@@ -35,7 +35,8 @@ def build_client_columns(checkpoint: Checkpoint) -> Columns:
     }
     if "validation_samples" in checkpoint.partition:
         columns["validation_samples"] = checkpoint.partition["validation_samples"]
-    columns |= {column: checkpoint.bytes[name] for name, column in _BYTES.items() if name in checkpoint.bytes}
+    unknown = np.full(len(clients), np.nan)  # round 0 has no traffic
+    columns |= {column: checkpoint.bytes.get(name, unknown) for name, column in _BYTES.items()}
     columns |= dict(_client_metrics(checkpoint))
     if "seconds_round" in checkpoint.metrics:
         columns["round_seconds"] = np.full(len(clients), float(checkpoint.metrics["seconds_round"]))

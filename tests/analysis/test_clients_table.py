@@ -41,6 +41,12 @@ def test_each_client_of_each_round_has_what_the_checkpoint_says_of_it(run):
         np.testing.assert_array_equal(lines[column].to_numpy(), expected, err_msg=column)
 
 
+def test_round_0_has_the_columns_that_are_always_there(run):
+    table = run.clients_table([0])
+    assert table[["up_bytes", "down_bytes"]].isna().all(axis=None)
+    assert {"participant", "train_samples", "test_samples"} <= {*table} and not table["participant"].any()
+
+
 def test_what_participants_alone_have_is_empty_for_the_others(run):
     state, lines = run.round(2), run.clients_table([2])
     trained = lines["participant"].to_numpy()
