@@ -60,8 +60,12 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
-    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; return its id."""
+def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], rounds: int = 0) -> str:
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; return its id.
+
+    Args:
+        rounds: as in `Submission`.
+    """
     process = _sbatch(batch, environ)
     number = process.stdout.strip().partition(";")[0]
     if not number.isdecimal():
@@ -73,7 +77,7 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str]) -> str:
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     partition = partition_name(resolve_options(batch.options, batch.others), environ)
     inode = folder.stat().st_ino
-    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition, inode)
+    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition, inode, rounds)
     job_file.append(folder, number, record=submission)
     return number
 

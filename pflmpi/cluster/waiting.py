@@ -72,9 +72,15 @@ def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
     return any(job.in_queue for path in (folder, *runs) for job in find_jobs_in(path, queue))
 
 
-def is_done(run: Path) -> bool:
+def is_done(run: Path, rounds: int = 0) -> bool:
+    """Whether a run has ended as its config.yaml says, and that says at least so many rounds."""
     state = read_run_status(run)
-    return state is not None and state.done
+    return state is not None and state.done and state.rounds >= rounds
+
+
+def _submitted_rounds(run: Path, jobs: Collection[str]) -> int:
+    """Rounds that a run was submitted for in some jobs: what lies in its folder may be a shorter run of before."""
+    return max((job.rounds for id, job in job_file.read_submissions(run).items() if id in jobs), default=0)
 
 
 def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, str], of_sweep: bool = False) -> int:
@@ -95,7 +101,7 @@ def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, s
         time.sleep(_PAUSE)
     runs = [run for folder in folders for run in find_runs_below(folder) or [folder]]
     of_sweep = of_sweep or runs != [*folders]
-    unfinished = [run for run in runs if not is_done(run)]
+    unfinished = [run for run in runs if not is_done(run, _submitted_rounds(run, jobs))]
     failed = [job for job in ended if job.state != "COMPLETED"]
     if not unfinished and not (failed and (of_sweep or not runs)):
         return 0

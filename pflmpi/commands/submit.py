@@ -176,7 +176,8 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     submission.refuse_second(pending.out, options.sbatch, os.environ)
     submission.make_folders(*batch_script.log_folders(job.options), pending.out)
     _show_implied(options, job, pending)
-    number = submission.submit(job, pending.out, os.environ)
+    rounds = 0 if pending.tasks else pending.runs[pending.out].training.rounds
+    number = submission.submit(job, pending.out, os.environ, rounds)
     return number, submission.format_log_path(job.options, number)
 
 

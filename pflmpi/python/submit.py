@@ -19,8 +19,8 @@ from pflmpi.cli import parser
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import find_last_error
-from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.submission import make_folders
+from pflmpi.cluster.waiting import is_done
 from pflmpi.commands.submit import Pending, pending_work, run_trial
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
@@ -42,8 +42,8 @@ class Job:
         log: file with its standard output and standard error.
     """
 
-    def __init__(self, id: str, folder: Path, log: Path) -> None:
-        self.id, self.folder, self.log = id, folder, log
+    def __init__(self, id: str, folder: Path, log: Path, rounds: int = 0) -> None:
+        self.id, self.folder, self.log, self._rounds = id, folder, log, rounds
 
     def __repr__(self) -> str:
         return f"<job {self.id or 'of before'}: {self.state}, {self.folder}>"
@@ -66,8 +66,7 @@ class Job:
     def result(self) -> Run:
         """Wait for the run, and open it; `RunError` says why the job ended before the run did, by its log."""
         self.wait()
-        status = read_run_status(self.folder)
-        if status is not None and status.done:
+        if is_done(self.folder, self._rounds):
             return open_run(self.folder)
         why = find_last_error(self.log)
         raise RunError(
@@ -89,8 +88,10 @@ class Job:
 class LocalJob(Job):
     """A process of this machine in place of a Slurm job."""
 
-    def __init__(self, id: str, folder: Path, log: Path, command: Sequence[str], pool: ThreadPoolExecutor) -> None:
-        super().__init__(id, folder, log)
+    def __init__(
+        self, id: str, folder: Path, log: Path, rounds: int, command: Sequence[str], pool: ThreadPoolExecutor
+    ) -> None:
+        super().__init__(id, folder, log, rounds)
         self._process: subprocess.Popen[bytes] | None = None
         self._cancelled = False
         self._exit_code = pool.submit(self._run, command)
@@ -158,11 +159,13 @@ def submit(
         return _start_local(pending, chosen.ntasks, chosen.jobs or 1)
     number, log = submit_to_slurm(chosen, pending)
     if not table:
-        return Job(number, pending.out, Path(log))
+        return Job(number, pending.out, Path(log), pending.runs[pending.out].training.rounds)
     size = chosen.pack or 1  # cells of a task, which is named after its first
     tasks = [pending.tasks[number - number % size] for number in range(len(pending.tasks))]
-    runs = zip(tasks, pending.runs, strict=True)
-    return [Job(f"{number}_{task}", run, Path(log.replace("*", str(task)))) for task, run in runs]
+    return [
+        Job(f"{number}_{task}", run, Path(log.replace("*", str(task))), config.training.rounds)
+        for task, (run, config) in zip(tasks, pending.runs.items(), strict=True)
+    ]
 
 
 def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace:
@@ -189,7 +192,8 @@ def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | l
     command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *number]
 
     def start(id: str, run: Path, *cell: str) -> Job:
-        return LocalJob(id, run, Path(f"{pending.out}.{id}.log"), [*command, *cell], pool)
+        rounds = pending.runs[run].training.rounds
+        return LocalJob(id, run, Path(f"{pending.out}.{id}.log"), rounds, [*command, *cell], pool)
 
     if not pending.tasks:
         return start(id, pending.out)

@@ -32,6 +32,7 @@ class Submission:
         memory: bytes per node that `plan` predicted; 0 where it was not run.
         partition: of Slurm; "" for the default, None where it was not recorded.
         folder: inode of the folder; a copied folder has another. 0 where it was not recorded.
+        rounds: of the whole run; 0 for several runs, and where it was not recorded.
     """
 
     log: str
@@ -39,6 +40,7 @@ class Submission:
     memory: int = 0
     partition: str | None = None
     folder: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True)

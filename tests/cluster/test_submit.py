@@ -95,7 +95,7 @@ def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
     inode = Path("runs/small").stat().st_ino
-    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main", folder=inode)
+    noted = Submission(f"{folder}/logs/small-42", requeues=True, partition="main", folder=inode, rounds=3)
     assert job_file.read_submissions(Path("runs/small")) == {"42": noted}
 
 
@@ -232,6 +232,18 @@ def test_waiting_for_a_job_ends_with_the_exit_code_of_its_run(state, exit_code, 
         quick_run.run(quick_run.settings(), folder / "done")
     assert main(["submit", "small.yaml", "--wait"]) == expected
     assert f"job 42 {state}" in capfd.readouterr().out
+
+
+def test_a_shorter_run_of_before_does_not_make_a_failed_job_a_success(folder, capfd):
+    quick_run.run(quick_run.settings(), folder / "runs/small")
+    assert main(["submit", "small.yaml", "-s", "training.rounds=4"]) == 0
+    for state, status, code in (("FAILED", 2 << 8, 2), ("CANCELLED", 15, 3)):
+        fake_slurm.queue(folder / "bin", fake_slurm.line("42", State=state, exit_code=status))
+        for what in ("runs/small", "42"):
+            assert main(["status", what, "--wait"]) == code
+    fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="COMPLETED"))
+    quick_run.resume(folder / "runs/small", ("training.rounds=4",))
+    assert main(["status", "runs/small", "--wait"]) == 0
 
 
 def test_a_test_says_when_a_job_would_start(folder, capfd):

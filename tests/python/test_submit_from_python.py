@@ -75,6 +75,19 @@ def test_a_job_of_slurm_is_asked_for_and_cancelled(folder, monkeypatch):
         job.result()
 
 
+def test_a_job_that_failed_has_not_the_result_of_a_shorter_run_of_before(folder):
+    longer = quick_run.settings(training={"rounds": 4})
+    base = {key: value for key, value in longer.items() if key != "seed"}
+    table = table_file.write(folder, base=base, rows={"A": {}}, columns={"x": {}}, seeds=[3])
+    for run in ("runs/a", "cells/A/x/seed3"):
+        quick_run.run(quick_run.settings(), folder / run)
+    jobs = [pflmpi.submit(Config(**longer), out="runs/a"), *pflmpi.submit(table, out="cells")]
+    fake_slurm.queue(folder / "bin", *(fake_slurm.line(id, State="FAILED") for id in ("42", "42_0")))
+    for job in jobs:
+        with pytest.raises(RunError, match=f"job {job.id} ended as FAILED before its run was complete"):
+            job.result()
+
+
 def test_the_cells_of_a_table_are_a_list_of_jobs(folder):
     jobs = pflmpi.submit(table_file.write(folder), out="cells", only=["Local/*"], seeds=1, jobs=1)
     assert [job.id for job in jobs] == ["42_0", "42_1"] and jobs[1].log == Path("cells.42_1.log")
