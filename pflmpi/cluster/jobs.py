@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,25 +143,40 @@ def query_queue(environ: Mapping[str, str]) -> list[Job]:
     )
 
 
-def query_accounting(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
-    """Jobs as the accounting has them; empty without accounting."""
+def query_accounting(id: str, environ: Mapping[str, str]) -> list[Job]:
+    """A job, or the tasks of an array, as the accounting has them; empty without accounting."""
     # Not with --allocations: without the steps of a job sacct gives no processor time.
-    words = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
+    words = ["sacct", "--noheader", "--parsable2", f"--jobs={id}", f"--format={_ACCOUNTED}"]
     try:
-        return parse_accounted(run_command(words, environ)) if ids else []
+        return parse_accounted(run_command(words, environ))
     except (ConfigError, NoAnswer):
         return []
 
 
 def find(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """Jobs with the id of a job, a task or an array, from the queue or else the accounting; raises as `query_queue`."""
+    """Jobs with the id of a job, a task or an array, from the queue and the accounting; raises as `query_queue`."""
+    return _select(name, add_forgotten(name, query_queue(environ), environ))
+
+
+def _select(name: str, jobs: Sequence[Job]) -> list[Job]:
+    """Those of the jobs with the id of a job, a task or an array."""
     array, _, task = name.partition("_")
 
     def is_named(job: Job) -> bool:
         contains_task = job.array == array and task.isdecimal() and int(task) in job.tasks
         return contains_task or name in (job.id, job.array, job.number)
 
-    return list(filter(is_named, query_queue(environ))) or list(filter(is_named, query_accounting([name], environ)))
+    return list(filter(is_named, jobs))
+
+
+def add_forgotten(name: str, queue: Sequence[Job], environ: Mapping[str, str]) -> list[Job]:
+    """The queue, and what it lacks of an id, by the accounting: a job, or tasks of an array that ended before others."""
+    queued = _select(name, queue)
+    if any(job.array != name for job in queued):  # not an array: it is there as a whole
+        return list(queue)
+    tasks = {task for job in queued for task in job.tasks}
+    accounted = _select(name, query_accounting(name, environ))
+    return sorted([*queue, *(job for job in accounted if tasks.isdisjoint(job.tasks))], key=_sort_key)
 
 
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
@@ -169,7 +184,10 @@ def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
     pause = 0.5
     while True:
         with suppress(NoAnswer):  # the controller is busy
-            jobs = find(name, environ)
+            queue = query_queue(environ)
+            jobs = _select(name, queue)
+            if not any(job.in_queue for job in jobs):
+                jobs = _select(name, add_forgotten(name, queue, environ))
             if not any(job.in_queue for job in jobs):
                 return jobs
         time.sleep(pause)
@@ -328,6 +346,13 @@ def find_runs_below(sweep: Path) -> list[Path]:
     if is_run(sweep):  # whose folders may be a stranger's links
         return []
     return sorted({*find_runs(sweep), *(path.with_suffix("") for path in sweep.glob(f"{_CELL}.yaml"))})
+
+
+def find_planned_runs(folder: Path) -> list[Path]:
+    """As `find_runs_below`, with the cells for which the newest array of a sweep was submitted."""
+    submissions = [*job_file.read_submissions(folder).values()]
+    cells = {folder / cell for cell in (submissions[-1].cells if submissions else ())}
+    return sorted({*find_runs_below(folder), *cells})
 
 
 def find_last_errors(folder: Path) -> list[tuple[str, Path]]:

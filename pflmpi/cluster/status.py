@@ -6,7 +6,15 @@ from typing import Any
 
 from pflmpi.cluster import jobs as slurm
 from pflmpi.cluster.job_log import find_last_error, is_out_of_memory
-from pflmpi.cluster.jobs import Job, assign_folders, find_job_folders, find_jobs_in, find_last_errors, find_runs_below
+from pflmpi.cluster.jobs import (
+    Job,
+    assign_folders,
+    find_job_folders,
+    find_jobs_in,
+    find_last_errors,
+    find_planned_runs,
+    find_runs_below,
+)
 from pflmpi.cluster.run_status import RunStatus, format_progress, read_run_status, summarize_progress
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
@@ -91,7 +99,7 @@ def describe_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     jobs, note = find_jobs_of(folder, environ)
     if writer := run_lock.find_owner(folder):
         note = f"being written by {writer}"
-    state, cells = read_run_status(folder), find_runs_below(folder.resolve())
+    state, cells = read_run_status(folder), find_planned_runs(folder.resolve())
     ends = [] if jobs or writer else find_last_errors(folder)
     if jobs:
         yield from _describe_jobs(drop_superseded(jobs))
@@ -121,11 +129,11 @@ def find_jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], s
     jobs: list[Job] = []
     try:
         queue = slurm.query_queue(environ)
+        for newest in list(job_file.read_restarts(folder))[-1:]:
+            queue = slurm.add_forgotten(newest, queue, environ)
         jobs = find_jobs_in(folder, queue) or [
             job for run in find_runs_below(folder) for job in find_jobs_in(run, queue)
         ]
-        newest = list(job_file.read_restarts(folder))[-1:]
-        jobs = jobs or find_jobs_in(folder, slurm.query_accounting(newest, environ))
     except ConfigError:
         return [], ""  # there is no Slurm here
     except slurm.NoAnswer as error:
@@ -262,7 +270,7 @@ def describe_as_json(target: Path | str | None, environ: Mapping[str, str]) -> d
     """Jobs and runs for JSON: of a folder, of a job, or of all this user's jobs; raises as the functions for lines."""
     if isinstance(target, Path):
         jobs, note = find_jobs_of(target, environ)
-        runs = find_runs_below(target.resolve()) or [target]
+        runs = find_planned_runs(target.resolve()) or [target]
         state = read_run_status(target)
         if state is not None and state.problem:
             raise CheckpointError(state.problem)
@@ -289,7 +297,7 @@ def describe_as_json(target: Path | str | None, environ: Mapping[str, str]) -> d
 
 def _runs_of(jobs: Sequence[Job]) -> list[Path]:
     """The folders of the jobs' runs, without those of sweeps: a waiting array has only the folder of its sweep."""
-    return [job.folder for job in jobs if job.folder is not None and not find_runs_below(job.folder)]
+    return [job.folder for job in jobs if job.folder is not None and not find_planned_runs(job.folder)]
 
 
 def _job_object(job: Job) -> dict[str, Any]:

@@ -60,11 +60,13 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], rounds: int = 0) -> str:
+def submit(
+    batch: BatchScript, folder: Path, environ: Mapping[str, str], rounds: int = 0, cells: Mapping[str, int] = {}
+) -> str:
     """Submit a batch script, and record the job in the folder of its run or sweep, which exists; return its id.
 
     Args:
-        rounds: as in `Submission`.
+        rounds, cells: as in `Submission`.
     """
     process = _sbatch(batch, environ)
     number = process.stdout.strip().partition(";")[0]
@@ -77,7 +79,8 @@ def submit(batch: BatchScript, folder: Path, environ: Mapping[str, str], rounds:
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
     partition = partition_name(resolve_options(batch.options, batch.others), environ)
     inode = folder.stat().st_ino
-    submission = Submission(os.path.abspath(log), batch.requeue, batch.planned_memory, partition, inode, rounds)
+    log = os.path.abspath(log)
+    submission = Submission(log, batch.requeue, batch.planned_memory, partition, inode, rounds, cells)
     job_file.append(folder, number, record=submission)
     return number
 

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import NoAnswer, find_jobs_in, find_runs_below
+from pflmpi.cluster.jobs import NoAnswer, find_jobs_in, find_planned_runs, find_runs_below
 from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
 from pflmpi.errors import ConfigError, RunError, Stopped
@@ -99,7 +99,7 @@ def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, s
     writers = Writers()
     while not jobs and any([writers.are_writing(folder) for folder in folders]):  # a list: ask all of them
         time.sleep(_PAUSE)
-    runs = [run for folder in folders for run in find_runs_below(folder) or [folder]]
+    runs = [run for folder in folders for run in find_planned_runs(folder) or [folder]]
     of_sweep = of_sweep or runs != [*folders]
     unfinished = [run for run in runs if not is_done(run, _submitted_rounds(run, jobs))]
     failed = [job for job in ended if job.state != "COMPLETED"]
@@ -122,7 +122,7 @@ def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
         return wait([target] if jobs[0].state else [], folders, environ, len(folders) > 1)
     folder, jobs = target.resolve(), find_jobs_of(target, environ)[0]
     is_busy = run_lock.find_owner(folder) is not None or is_sweeping(folder)
-    if not (jobs or is_busy or find_runs_below(folder) or is_run(folder)):
+    if not (jobs or is_busy or find_planned_runs(folder) or is_run(folder)):
         raise no_run_error(target)
     last = [*job_file.read_restarts(folder)][-1:]  # what earlier arrays have left undone, their cells show
 

@@ -177,7 +177,9 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     submission.make_folders(*batch_script.log_folders(job.options), pending.out)
     _show_implied(options, job, pending)
     rounds = 0 if pending.tasks else pending.runs[pending.out].training.rounds
-    number = submission.submit(job, pending.out, os.environ, rounds)
+    tasks = list_tasks(pending, options.pack)
+    cells = {str(run.relative_to(pending.out)): task for run, task in zip(pending.runs, tasks, strict=False)}
+    number = submission.submit(job, pending.out, os.environ, rounds, cells)
     return number, submission.format_log_path(job.options, number)
 
 
@@ -278,6 +280,11 @@ def pack_cells(cells: Sequence[int], size: int) -> list[Sequence[int]]:
     [[0, 1], [2, 5], [7]]
     """
     return [cells[first : first + size] for first in range(0, len(cells), size)]
+
+
+def list_tasks(pending: Pending, pack: int | None) -> list[int]:
+    """The number of the array task of each pending run: that of its first cell; none for a single run."""
+    return [cells[0] for cells in pack_cells(pending.tasks, pack or 1) for _ in cells]
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":

@@ -21,7 +21,7 @@ from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import find_last_error
 from pflmpi.cluster.submission import make_folders
 from pflmpi.cluster.waiting import is_done
-from pflmpi.commands.submit import Pending, pending_work, run_trial
+from pflmpi.commands.submit import Pending, list_tasks, pending_work, run_trial
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
@@ -160,11 +160,9 @@ def submit(
     number, log = submit_to_slurm(chosen, pending)
     if not table:
         return Job(number, pending.out, Path(log), pending.runs[pending.out].training.rounds)
-    size = chosen.pack or 1  # cells of a task, which is named after its first
-    tasks = [pending.tasks[number - number % size] for number in range(len(pending.tasks))]
     return [
         Job(f"{number}_{task}", run, Path(log.replace("*", str(task))), config.training.rounds)
-        for task, (run, config) in zip(tasks, pending.runs.items(), strict=True)
+        for task, (run, config) in zip(list_tasks(pending, chosen.pack), pending.runs.items(), strict=True)
     ]
 
 

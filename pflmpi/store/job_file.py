@@ -8,7 +8,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ class Submission:
         partition: of Slurm; "" for the default, None where it was not recorded.
         folder: inode of the folder; a copied folder has another. 0 where it was not recorded.
         rounds: of the whole run; 0 for several runs, and where it was not recorded.
+        cells: of an array, the folder of each cell below that of the sweep, and the number of its task.
     """
 
     log: str
@@ -41,6 +42,7 @@ class Submission:
     partition: str | None = None
     folder: int = 0
     rounds: int = 0
+    cells: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -552,6 +552,38 @@ def test_a_failed_task_says_why_as_long_as_slurm_knows_it(tmp_path, fake, capsys
     assert capsys.readouterr().out.count("FAILED; ended with: no data here  log: ") == 2
 
 
+def test_an_array_has_the_tasks_that_its_queue_has_forgotten(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweep = record(tmp_path / "sweeps" / "t", "3")
+    done(sweep / "B/x/seed0")
+    record(sweep / "B/x/seed0", "5", "0")
+    fake_slurm.queue(fake, fake_slurm.line("3_1", JobID=5, State="COMPLETED", WorkDir=tmp_path))
+    rest = "1|node1|2:0|00:10:00|UNLIMITED|2030-01-02T14:53:04|cpu=1|00:01|/home/me"
+    accounted = f"3_0|4|FAILED|{rest}\n3_1|5|COMPLETED|{rest}"
+    fake_slurm.program("sacct", f'case "$*" in *--jobs=3\\ *) echo "{accounted}" ;; esac', fake)
+    for what in ("sweeps/t", "3"):
+        assert main(["status", what, "--wait"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == ["job 3, an array: 1 FAILED, 1 COMPLETED", "  3_0  FAILED"]
+        assert lines[2].startswith(f"  3_1  COMPLETED  {sweep}/B/x/seed0  round 3 of 3") and len(lines) == 3
+
+
+def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, capsys):
+    sweep = tmp_path / "sweep"
+    done(sweep / "A/x/seed0")
+    record(sweep / "A/x/seed0", "4", "0")
+    job_file.append(sweep, "3", record=Submission("log", cells={"A/x/seed0": 0, "B/x/seed0": 1}))
+    fake_slurm.queue(fake, fake_slurm.line("3_0", JobID=4, State="COMPLETED"))
+    assert main(["status", str(sweep), "--wait"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "  B/x/seed0  not begun"
+
+
+def done(run):
+    """A run of three rounds, all of which are complete."""
+    write(run, rounds=3, done=3)
+    (run / "round_00003.h5").touch()
+
+
 def test_members_of_a_forgotten_array_say_how_they_ended(tmp_path, fake, capsys):
     """One has run, one could not begin, one has not begun; the job of another failed before `pflmpi` did anything."""
     sweep, write_log = tmp_path / "sweep", lambda name, text: (tmp_path / name).write_text(text)

@@ -91,7 +91,12 @@ def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(folder, capf
 def test_the_folder_of_a_job_names_its_log_and_whether_it_requeues(folder):
     table_file.write(folder)
     assert main(["submit", "--array", "small.yaml", "--out", "50%"]) == 0
-    assert job_file.read_submissions(Path("50%"))["42"].log == f"{folder}/50%%.42_%a.log"
+    array = job_file.read_submissions(Path("50%"))["42"]
+    assert (array.log, array.rounds, len(array.cells)) == (f"{folder}/50%%.42_%a.log", 0, 8)
+    assert main(["submit", "--array", "small.yaml", "--only", "Local/*", "--pack=3"]) == 0
+    cells = [f"Local/{column}/seed{seed}" for column in ("few", "many_M") for seed in (0, 1)]
+    packed = job_file.read_submissions(Path("sweeps/small"))["42"].cells
+    assert packed == dict(zip(cells, (0, 0, 0, 3), strict=True))
     (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     assert main(["submit", "small.yaml", "--requeue", "-o", "logs/%x-%j", "--partition=main"]) == 0
     inode = Path("runs/small").stat().st_ino
