@@ -170,7 +170,7 @@ def _select(name: str, jobs: Sequence[Job]) -> list[Job]:
 
 
 def add_forgotten(name: str, queue: Sequence[Job], environ: Mapping[str, str]) -> list[Job]:
-    """The queue, and what it lacks of an id, by the accounting: a job, or tasks of an array that ended before others."""
+    """The queue, and what it lacks of an id, by the accounting: a job, or tasks of an array that ended first."""
     queued = _select(name, queue)
     if any(job.array != name for job in queued):  # not an array: it is there as a whole
         return list(queue)
@@ -355,13 +355,23 @@ def find_planned_runs(folder: Path) -> list[Path]:
     return sorted({*find_runs_below(folder), *cells})
 
 
+def has_task_started(sweep: Path, cell: Path) -> bool:
+    """Whether the newest array task that a cell was submitted for has started, and so has a log."""
+    name = str(cell.relative_to(sweep))
+    submissions = [job for job in job_file.read_submissions(sweep).values() if name in job.cells]
+    return any(_find_logs(job, str(job.cells[name])) for job in submissions[-1:])
+
+
+def _find_logs(submission: Submission, task: str = "*") -> list[str]:
+    return glob.glob(expand_pattern(glob.escape(submission.log), {"a": task, "j": "*"}))
+
+
 def find_last_errors(folder: Path) -> list[tuple[str, Path]]:
     """Last error in each log of the newest job submitted for a run or a sweep ("" if there is none), and the log."""
     submitted = [*job_file.read_submissions(folder).values()]
     if not submitted:
         return []
-    logs = glob.glob(expand_pattern(glob.escape(submitted[-1].log), {"a": "*", "j": "*"}))
-    return [(find_last_error(log), log) for log in map(Path, sorted(logs))]
+    return [(find_last_error(log), log) for log in map(Path, sorted(_find_logs(submitted[-1])))]
 
 
 def find_job_folders(jobs: Iterable[Job]) -> Iterator[Path]:

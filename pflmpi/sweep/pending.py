@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pflmpi.atomic import explain_write_error
+from pflmpi.cluster.jobs import has_task_started
 from pflmpi.cluster.waiting import is_done
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
@@ -103,9 +104,9 @@ def skip_if_running(task: CellTask, out: Path, jobs: Mapping[str, int] | None = 
 
 
 def has_failed(task: CellTask, out: Path) -> bool:
-    """Whether a cell was started, and is neither running nor done, nor `is_done_otherwise`."""
+    """Whether a cell or its array task was started, and it is neither running nor done, nor `is_done_otherwise`."""
     run = task.cell.run(out)
-    is_started = run.exists() or task.cell.log(out).exists()
+    is_started = run.exists() or task.cell.log(out).exists() or has_task_started(out, run)
     return is_started and not (task.state == "done" or is_done_otherwise(task, out) or run_lock.find_owner(run))
 
 

@@ -497,6 +497,17 @@ def test_a_task_may_have_several_of_the_cells_that_are_to_be_done(folder, capfd)
     assert "--pack is for --array TABLE" in error and "--pack 0: must be at least 1" in error
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_cell_whose_task_ended_before_it_began_has_failed():
+    table_file.write(Path(), seeds=[0])
+    command = ["submit", "--array", "small.yaml", "--failed", "--dry-run"]
+    assert main(["submit", "--array", "small.yaml", "--pack=2"]) == 0 and main(command) == 0
+    Path("sweeps/small.42_2.log").write_text("pflmpi: modules.sh ended with 1\n")
+    fake_slurm.program("sbatch", "cat > script; echo 42")
+    assert main(command[:-1]) == 0
+    assert "--array=2-3" in directives(Path("script").read_text()), "tasks that have not started have not failed"
+
+
 def test_an_array_takes_the_failed_cells_alone_and_starts_those_anew_that_cannot_continue(folder, capfd):
     path = table_file.write(folder)
     out = Path("sweeps/small")
