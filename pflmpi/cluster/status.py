@@ -301,6 +301,7 @@ def _runs_of(jobs: Sequence[Job]) -> list[Path]:
 
 
 def _job_object(job: Job) -> dict[str, Any]:
+    is_killed = job.state != "COMPLETED" and job.exit_code == 0  # Slurm then tells the signal instead
     return {
         "job": job.id,
         "state": job.state,
@@ -308,7 +309,7 @@ def _job_object(job: Job) -> dict[str, Any]:
         "nodes": int(job.nodes) if job.nodes.isdecimal() else None,
         "node_list": job.node_list or None,
         "restarts": job.restarts,
-        "exit_code": None if job.in_queue else job.exit_code,
+        "exit_code": None if job.in_queue or is_killed else job.exit_code,
         "seconds": job.seconds,
         "time_limit_seconds": job.limit,
         "start": job.start or None,

@@ -513,6 +513,16 @@ OOM = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=12.0. Som
 CONSEQUENCES = "srun: error: node1: task 1: Out Of Memory\nslurmstepd: error: *** STEP 12.0 ON node1 CANCELLED ***\n"
 
 
+def test_a_job_that_a_signal_ended_has_no_exit_code(fake, capsys):
+    states = {"1": ("COMPLETED", 0), "2": ("FAILED", 9), "3": ("OUT_OF_MEMORY", 125), "4": ("FAILED", 75 << 8)}
+    states["5"] = "PENDING", 75 << 8  # requeued
+    for id, (state, status) in states.items():
+        fake_slurm.queue(fake, fake_slurm.line(id, State=state, exit_code=status))
+        assert main(["status", id, "--json"]) == 0
+        (described,) = json.loads(capsys.readouterr().out)["jobs"]
+        assert described["exit_code"] == {"1": 0, "4": 75}.get(id)
+
+
 @pytest.mark.parametrize("state", ["FAILED", "OUT_OF_MEMORY"])
 def test_a_job_that_memory_ran_out_for_says_the_limit_and_what_plan_counts(state, tmp_path, fake, capsys):
     run, log = tmp_path / "runs" / "a", tmp_path / "runs" / "a.12.log"
