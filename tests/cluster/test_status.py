@@ -588,6 +588,21 @@ def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "  B/x/seed0  not begun"
 
 
+def test_a_sweep_of_which_no_cell_has_begun_is_one(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweep = tmp_path / "sweeps" / "t"
+    sweep.mkdir(parents=True)
+    job_file.append(sweep, "3", record=Submission("log", cells={"A/x/seed0": 0, "B/x/seed0": 1}))
+    lines = [fake_slurm.line(f"3_{task}", State="FAILED", exit_code=2 << 8, WorkDir=tmp_path) for task in (0, 1)]
+    for known in (lines, []):
+        fake_slurm.queue(fake, *known)
+        assert main(["status", "3", "--wait"]) == 1
+        capsys.readouterr()
+        assert main(["status", "sweeps/t", "--wait", "--json"]) == 1
+        runs = [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]]
+        assert runs == [str(sweep / row / "x/seed0") for row in "AB"]
+
+
 def done(run):
     """A run of three rounds, all of which are complete."""
     write(run, rounds=3, done=3)
