@@ -378,10 +378,11 @@ def find_job_folders(jobs: Iterable[Job]) -> Iterator[Path]:
     """Folders where jobs may work: usual ones below the directories of submission, and those that logs are named by."""
     for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
         for pattern in _USUAL:
-            yield from sorted(path.parent for path in Path(directory).glob(f"{pattern}/jobs.txt"))
+            for path in sorted(Path(directory).glob(f"{pattern}/jobs.txt")):
+                yield from list_job_folders(path.parent)
     for job in jobs:
         if job.log is not None and job.log.name.endswith(end := f".{job.id}.log"):
-            yield job.log.with_name(job.log.name.removesuffix(end))
+            yield from list_job_folders(job.log.with_name(job.log.name.removesuffix(end)))
 
 
 def assign_folders(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
@@ -420,7 +421,6 @@ def is_scaling_experiment(folder: Path) -> bool:
 
 def list_job_folders(folder: Path) -> list[Path]:
     """A folder, and those in it that name jobs: the runs of a sweep, or the points of a scaling experiment."""
-    folder = folder.resolve()
     cells = () if is_run(folder) else folder.glob(f"{_CELL}/jobs.txt")
     points = folder.glob("ranks-*/jobs.txt") if is_scaling_experiment(folder) else ()
     return [*(path.parent for path in [*sorted(cells), *points]), folder]
@@ -432,5 +432,6 @@ def find_jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     Their restarts include those recorded in jobs.txt. A folder that merely holds runs has no jobs: otherwise `cancel`
     of it would end all of them.
     """
-    restarts, in_folder = job_file.read_restarts(folder.resolve()), assign_folders(jobs, list_job_folders(folder))
+    folder = folder.resolve()
+    restarts, in_folder = job_file.read_restarts(folder), assign_folders(jobs, list_job_folders(folder))
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in in_folder]

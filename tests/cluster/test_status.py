@@ -578,6 +578,20 @@ def test_an_array_has_the_tasks_that_its_queue_has_forgotten(tmp_path, fake, mon
         assert lines[2].startswith(f"  3_1  COMPLETED  {sweep}/B/x/seed0  round 3 of 3") and len(lines) == 3
 
 
+@pytest.mark.parametrize("out", ["t", "papers/t", "far/away/papers/t"])
+def test_a_job_finds_the_cells_of_an_array_wherever_its_sweep_is(out, tmp_path, fake, capsys):
+    sweep = record(tmp_path / out, "3")
+    for row, number in (("A", "4"), ("B", "5")):
+        done(sweep / row / "x/seed0")
+        record(sweep / row / "x/seed0", number, "0")
+    tasks = ((f"3_{number - 4}", number) for number in (4, 5))
+    lines = [fake_slurm.line(id, JobID=job, WorkDir=tmp_path, STDOUT=f"{sweep}.{id}.log") for id, job in tasks]
+    fake_slurm.queue(fake, *lines)
+    assert main(["status", "3"]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split("  ")[3] for line in shown] == [f"{sweep}/{row}/x/seed0" for row in "AB"]
+
+
 def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, capsys):
     sweep = tmp_path / "sweep"
     done(sweep / "A/x/seed0")
