@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import NoAnswer, find_jobs_in, find_planned_runs, find_runs_below
+from pflmpi.cluster.jobs import NoAnswer, find_job_folders, find_jobs_in, find_planned_runs, find_runs_below
 from pflmpi.cluster.run_status import read_run_status
 from pflmpi.cluster.status import drop_superseded, find_jobs_of, find_named_jobs, no_run_error
 from pflmpi.errors import ConfigError, RunError, Stopped
@@ -113,13 +113,20 @@ def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, s
     return codes[-1] if codes else RunError.exit_code
 
 
+def _submitted_cells(array: str, jobs: Sequence[slurm.Job]) -> list[Path]:
+    """The runs that an array was submitted for, also those whose tasks Slurm has forgotten; none for another job."""
+    submissions = ((sweep, job_file.read_submissions(sweep).get(array)) for sweep in find_job_folders(jobs))
+    return [sweep / cell for sweep, submission in submissions if submission for cell in submission.cells]
+
+
 def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
     """`wait` for a job, or for the jobs and processes of a run, a sweep or a folder of runs."""
     if isinstance(target, str):
         slurm.wait(target, environ)  # then the tasks of an array are known to work in their runs, not in the sweep
         jobs = find_named_jobs(target, environ)
-        folders = [*dict.fromkeys(job.folder for job in jobs if job.folder is not None)]
-        return wait([target] if jobs[0].state else [], folders, environ, len(folders) > 1)
+        cells = _submitted_cells(target, jobs)
+        folders = [*dict.fromkeys(cells or [job.folder for job in jobs if job.folder is not None])]
+        return wait([target] if jobs[0].state else [], folders, environ, bool(cells) or len(folders) > 1)
     folder, jobs = target.resolve(), find_jobs_of(target, environ)[0]
     is_busy = run_lock.find_owner(folder) is not None or is_sweeping(folder)
     if not (jobs or is_busy or find_planned_runs(folder) or is_run(folder)):

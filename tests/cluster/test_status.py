@@ -592,14 +592,19 @@ def test_a_job_finds_the_cells_of_an_array_wherever_its_sweep_is(out, tmp_path, 
     assert [line.split("  ")[3] for line in shown] == [f"{sweep}/{row}/x/seed0" for row in "AB"]
 
 
-def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, capsys):
+def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     sweep = tmp_path / "sweep"
     done(sweep / "A/x/seed0")
     record(sweep / "A/x/seed0", "4", "0")
+    write(sweep / "C/x/seed0", rounds=9, done=3)  # of another array
     job_file.append(sweep, "3", record=Submission("log", cells={"A/x/seed0": 0, "B/x/seed0": 1}))
-    fake_slurm.queue(fake, fake_slurm.line("3_0", JobID=4, State="COMPLETED"))
+    fake_slurm.queue(fake, fake_slurm.line("3_0", JobID=4, State="COMPLETED", WorkDir=tmp_path))
     assert main(["status", str(sweep), "--wait"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "  B/x/seed0  not begun"
+    assert "  B/x/seed0  not begun\n" in capsys.readouterr().out
+    assert main(["status", "3", "--wait"]) == 1
+    done(sweep / "B/x/seed0")
+    assert main(["status", "3", "--wait"]) == 0
 
 
 def test_a_sweep_of_which_no_cell_has_begun_is_one(tmp_path, fake, monkeypatch, capsys):
