@@ -173,7 +173,8 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
     last = EarlyStop.of(training, lines).last_round(training["rounds"])
     if tuned or done <= last:
         return done != last
-    return not any(text and name.startswith("validation_") for name, text in lines[last - 1].items())
+    tested = [any(line[name] for name in line if name.startswith("validation_")) for line in lines[last - 1 : last]]
+    return tested == [False]  # without the line, reading the figures explains what is lost
 
 
 def _rounds_done(cell: "Cell", out: Path) -> int:

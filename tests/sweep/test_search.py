@@ -17,7 +17,7 @@ from pflmpi.analysis.metrics import compute_margin_of_error
 from pflmpi.analysis.table import Entry, Value
 from pflmpi.cli import main
 from pflmpi.commands.search import _compare_rows, _complete, _is_left, _score, paired_test
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep import search
 from pflmpi.sweep.table import SweepTable, list_cells, load, load_cells
@@ -226,6 +226,18 @@ def test_a_trial_that_is_ahead_counts_if_it_was_tested_in_the_last_round_of_its_
     assert _complete(options, path, out, [cell], trials=True) == 0
     assert run_folder.rounds(cell.run(out))[-1] == (3 if tested else 2)
     assert np.isfinite(_score(table, out, cell)).all()
+
+
+def test_a_trial_that_is_ahead_and_has_lost_its_metrics_is_named(tmp_path):
+    rows = {"Local": {"algorithm": {"name": "local"}}}
+    base, out = {**BASE, "training": {"rounds": 2, "lr": 0.1}}, tmp_path / "trials"
+    table = load(write(tmp_path, base=base, seeds=[2], rows=rows))
+    (cell,) = list_cells(table, [], None)
+    made(cell, out, 3)
+    metrics_file.path(cell.run(out)).unlink()
+    assert not _is_left(cell, out), "its last round has a checkpoint"
+    with pytest.raises(CheckpointError, match=r"metrics.csv is missing"):
+        _score(table, out, cell)
 
 
 def test_a_run_in_the_folder_of_a_trial_counts_only_with_the_settings_of_that_trial(tmp_path):
