@@ -4,6 +4,7 @@ pflmpi contribution runs/mine --clients 2,5 --out left-out
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from pflmpi.errors import ConfigError
 from pflmpi.text import format_csv
 
 if TYPE_CHECKING:
-    from pflmpi.analysis.run import Run
+    from pflmpi.analysis.run import Fork, Run
 
 _COLUMNS = ("client", "others with it (%)", "others without it (%)", "contribution (points)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_overrides(parser)
     arguments.add_run(parser)
     parser.add_argument(
         "--clients",
@@ -44,11 +46,10 @@ def run(options: argparse.Namespace) -> int:
     """Make or finish a run without each client; print and write the accuracies of the others; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis.run import read_run
     from pflmpi.terminal import console
 
     check_alone("contribution")
-    whole = read_run(options.run)
+    whole = _read_run(options)
     last = whole.newest()[0]
     if last.number != whole.config["training"]["rounds"] and not whole.stopped_early:
         raise ConfigError(f"{options.run} has not reached its last round; resume it first")
@@ -69,6 +70,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _read_run(options: argparse.Namespace) -> "Run":
+    """The whole run, with the sections that overrides change; these may not change its results."""
+    from pflmpi.analysis.run import read_run
+    from pflmpi.config.sections import override
+    from pflmpi.experiment import stored_config
+
+    whole = read_run(options.run)
+    if not options.overrides:
+        return whole
+    stored_config.stored_config(options.run, options.overrides)  # refuses others
+    sections = override(stored_config.values(options.run), options.overrides)
+    return replace(whole, sections={name: now for name, now in sections.items() if now != whole.config.get(name)})
+
+
 def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
     """Start or resume the run without a client, to the last round that the whole run has now."""
     from pflmpi.analysis.run import Fork, read_run
@@ -84,12 +99,23 @@ def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run
     forked, keys = read_run(folder), sorted(key for key, value in changes.items() if before.get(key) != value)
     expected = Fork(str(whole.recorded["run"]), options.round, tuple(f"training.{key}" for key in keys))
     training, rounds = forked.config["training"], changes["rounds"]
-    is_same = forked.forked_from == expected and {**training, **changes} == {**training, "rounds": rounds}
+    is_same = _read_origin(forked) == expected and {**training, **changes} == {**training, "rounds": rounds}
     if not is_same or training["rounds"] > rounds:
         problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
         raise ConfigError(f"{problem} and ends where that run did; choose another --out")
-    config = Config.load(folder / "config.yaml").replace(training={"rounds": rounds})
+    config = Config.load(folder / "config.yaml").replace(**{**whole.sections, "training": {"rounds": rounds}})
     return start(config, out=folder, resume=True, quiet=True, ranks=options.ranks)
+
+
+def _read_origin(forked: "Run") -> "Fork | None":
+    """Where a run branched off, without the places of files and other changes that its results do not depend on."""
+    from pflmpi.runtime.config import FREE_ON_RESUME
+
+    origin = forked.forked_from
+    if origin is None:
+        return None
+    changes = [key for key in origin.changes if key.startswith("training.") or key not in FREE_ON_RESUME]
+    return replace(origin, changes=tuple(changes))
 
 
 def _training_without(whole: "Run", client: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "run": "--bar --changed-code --continue --out --quiet --ranks --restarts --set --take-over",
     "resume": "--bar --changed-code --quiet --ranks --restarts --set --take-over",
     "fork": "--allow-older --changed-code --out --round --set --without-client",
-    "contribution": "--clients --from --out --ranks",
+    "contribution": "--clients --from --out --ranks --set",
     "prune": "--dry-run --every --keep",
     "sweep": "--anew --budget --cell --changed-code --dry-run --failed --jobs --json --launcher --only --out --ranks "
     "--python --seeds --set",

@@ -95,6 +95,22 @@ def test_the_run_without_a_client_goes_on_to_the_last_round_that_its_parent_has_
     assert "ends where that run did; choose another --out" in capfd.readouterr().err
 
 
+def test_a_run_whose_data_have_moved_is_told_where_they_are(tmp_path, capfd):
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "before.npz", x=x, y=np.arange(60) % 3)
+    raw = quick_run.settings(data={"name": None, "path": str(tmp_path / "before.npz")}, algorithm={"name": "fedavg"})
+    quick_run.run({**raw, "checkpoint": {"keep": 0}}, tmp_path / "run")
+    moved = (tmp_path / "before.npz").rename(tmp_path / "after.npz")
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2") == 2
+    assert "name its new place: -s data.path=FILE" in capfd.readouterr().err
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2", "-s", f"data.path={moved}") == 0
+    again = moved.rename(tmp_path / "again.npz")
+    (tmp_path / "out/without-2/round_00003.h5").unlink()
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2", "-s", f"data.path={again}") == 0
+    assert contribution(tmp_path / "run", tmp_path / "out", "--clients", "2", "-s", "training.lr=9") == 2
+    assert "was made with another configuration: training.lr" in capfd.readouterr().err
+
+
 def test_a_run_without_accuracies_is_refused(tmp_path, capfd):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     np.savez(tmp_path / "numbers.npz", x=x, y=x.sum(1))
