@@ -1,7 +1,6 @@
 """Slurm's variables of a job step: its tasks, its hosts, a rendezvous address for torch, and the end of the job."""
 
 import logging
-import os
 import re
 import subprocess
 import time
@@ -104,7 +103,7 @@ def _end_of_job(environ: Mapping[str, str]) -> float | None:
             text=True,
             timeout=_SQUEUE_TIMEOUT,
             check=True,
-            env=without_formats(os.environ),
+            env=without_formats(environ),
         )
         return time.mktime(time.strptime(squeue.stdout.split()[0], "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # no squeue here, or no limit ("NONE")

@@ -232,8 +232,9 @@ def test_the_end_of_a_job_is_what_squeue_says(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert find_end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
-    assert find_end_of_job({"SLURM_JOB_ID": "8"}) is None
+    end = time.mktime(time.strptime("2096-10-02 09:00", "%Y-%m-%d %H:%M"))
+    assert find_end_of_job({**os.environ, "SLURM_JOB_ID": "7"}) == end
+    assert find_end_of_job({**os.environ, "SLURM_JOB_ID": "8"}) is None
 
 
 def exit_code(words: list[str]) -> object:
