@@ -5,6 +5,7 @@ pflmpi submit --array configs/papers/digits.yaml --ntasks=4 --time=60 -- --exclu
 """
 
 import argparse
+import hashlib
 import os
 import shlex
 import sys
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pflmpi import arguments
+from pflmpi import arguments, atomic
 from pflmpi.cluster import batch_script
 from pflmpi.errors import CheckpointError, ConfigError, RunError
 from pflmpi.terminal import print_surely
@@ -42,6 +43,7 @@ class Pending(NamedTuple):
         out: the folder of the run or sweep.
         words: the arguments of `pflmpi` in the job.
         runs: the folders of the runs that are not done, with their configurations.
+        text: of the configuration or table, which the job reads from a copy: it runs what was submitted.
         tasks: the number of each of these runs among the cells of the sweep; empty for a single run.
         cells: how many cells the sweep has; 0 for a single run.
     """
@@ -49,6 +51,7 @@ class Pending(NamedTuple):
     out: Path
     words: list[str]
     runs: "Mapping[Path, Config]"
+    text: str
     tasks: Sequence[int] = ()
     cells: int = 0
 
@@ -85,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_cells(parser)
     arguments.add_failed_cells(parser)
     parser.epilog = _AUTO
+    parser.set_defaults(parsed=None)  # the `Config` of `pflmpi.submit`, which is in no file
     batch_script.add_arguments(parser)
 
 
@@ -116,6 +120,10 @@ def _preview(options: argparse.Namespace, pending: Pending) -> None:
         print(predict_start(job, os.environ))
         return
     print(batch_script.format_script(job), end="")
+    copy, overrides = copy_path(pending.out, pending.text), arguments.words_of_overrides(options)
+    source = options.array or shlex.join([str(options.config), *overrides])
+    instead = f"is written by `pflmpi submit`; to submit this yourself, put {source} in its place"
+    print(f"pflmpi: {copy}, which the job reads, {instead}", file=sys.stderr)
     for folder in {path for path in batch_script.log_folders(job.options) if not path.is_dir()}:
         print(f"pflmpi: make {folder}/ before you submit this; Slurm would not", file=sys.stderr)
 
@@ -175,12 +183,30 @@ def submit(options: argparse.Namespace, pending: Pending) -> tuple[str, str]:
     job = _job(options, pending)
     submission.refuse_second(pending.out, options.sbatch, os.environ)
     submission.make_folders(*batch_script.log_folders(job.options), pending.out)
+    write_copy(pending)
     _show_implied(options, job, pending)
     rounds = 0 if pending.tasks else pending.runs[pending.out].training.rounds
     tasks = list_tasks(pending, options.pack)
     cells = {str(run.relative_to(pending.out)): task for run, task in zip(pending.runs, tasks, strict=False)}
     number = submission.submit(job, pending.out, os.environ, rounds, cells)
     return number, submission.format_log_path(job.options, number)
+
+
+def copy_path(out: Path, text: str) -> Path:
+    """The file beside a run or a sweep with the configuration or table that its job reads; another text has another.
+
+    >>> str(copy_path(Path("runs/a"), "seed: 0"))
+    'runs/a.e1fb525f.yml'
+    """
+    # Not .yaml: beside the cell seed0 of a sweep, seed0.e1fb525f.yaml would be another cell.
+    return Path(f"{out}.{hashlib.sha256(text.encode()).hexdigest()[:8]}.yml")
+
+
+def write_copy(pending: Pending) -> None:
+    """Write the file that the job reads."""
+    path = copy_path(pending.out, pending.text)
+    with atomic.explain_write_error(path, "choose another --out"):
+        atomic.write(path, pending.text.encode())
 
 
 def _apply_site(options: argparse.Namespace) -> None:
@@ -212,11 +238,13 @@ def _check(options: argparse.Namespace) -> None:
 def _pending_run(options: argparse.Namespace) -> Pending | None:
     """The work left of a run; None, and a line on the terminal, if it is done."""
     from pflmpi.cluster.submission import refuse_transport
+    from pflmpi.config import yaml_file
     from pflmpi.config.load import load
     from pflmpi.sweep.pending import find_run_state
 
-    arguments.check_config(options.config)
-    config = load(options.config, options.overrides)
+    if options.parsed is None:
+        arguments.check_config(options.config)
+    config = options.parsed or load(options.config, options.overrides)
     refuse_transport(config, _launch(options)[0])
     out = options.out or Path("runs") / options.config.stem
     state = find_run_state(out, config, options.changed_code)
@@ -228,8 +256,9 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
             reason = f"{out} has stopped early after round {state.done}"
         print(f"{reason}; nothing to submit")
         return None
-    words = [*arguments.words_of_overrides(options), *arguments.words_of_changed_code(options)]
-    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"], {out: config})
+    text = yaml_file.dump(config.resolved())
+    words = ["run", str(copy_path(out, text)), *arguments.words_of_changed_code(options), "--out", str(out)]
+    return Pending(out, [*words, "--continue"], {out: config}, text)
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
@@ -255,8 +284,10 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         print(f"{reason}; nothing to submit")
         return None
     runs = {task.cell.run(out): cells[number][1] for number, task in tasks.items()}
-    words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, [*words, *["--anew"] * options.anew], runs, [*tasks], len(cells))
+    text = tables.dump(tables.load(options.array))
+    words = arguments.words_of_cells(copy_path(out, text), out, options)
+    words = ["sweep", *words, *arguments.words_of_changed_code(options), *["--anew"] * options.anew]
+    return Pending(out, words, runs, text, [*tasks], len(cells))
 
 
 def _launch(options: argparse.Namespace) -> tuple[str, list[str], str]:

@@ -13,7 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from pflmpi import atomic
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.cli import parser
 from pflmpi.cluster import jobs as slurm
@@ -21,11 +20,11 @@ from pflmpi.cluster.batch_script import KNOWN
 from pflmpi.cluster.job_log import find_last_error
 from pflmpi.cluster.submission import make_folders
 from pflmpi.cluster.waiting import is_done
-from pflmpi.commands.submit import Pending, list_tasks, pending_work, run_trial
+from pflmpi.commands.submit import Pending, list_tasks, pending_work, run_trial, write_copy
 from pflmpi.commands.submit import submit as submit_to_slurm
 from pflmpi.config import yaml_file
 from pflmpi.config.argument_checks import as_path
-from pflmpi.config.load import Config
+from pflmpi.config.load import Config, parse
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.registry import format_unknown_name
 
@@ -150,6 +149,7 @@ def submit(
     words = [*(["--array"] if table else []), str(path), *([] if folder is None else ["--out", str(folder)])]
     chosen = _parse_options(words, options)
     chosen.sbatch = list(sbatch)
+    chosen.parsed = parse(config.resolved()) if isinstance(config, Config) else None  # not the subclass of keywords
     pending = pending_work(chosen)
     if pending is not None and cluster == "slurm":
         pending = run_trial(chosen, pending)
@@ -185,6 +185,7 @@ def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace
 def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
     """Starts processes of this machine for the pending runs."""
     make_folders(pending.out)
+    write_copy(pending)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
     number = [] if ranks in (None, "auto") else ["--ranks", str(ranks)]
     command = [sys.executable, "-P", "-m", "pflmpi", *pending.words, *number]
@@ -199,13 +200,8 @@ def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | l
 
 
 def _locate_config(config: "Config | str | PathLike[str]", out: Path | None) -> tuple[Path, Path | None]:
-    """Returns the configuration file and the run folder; a `Config` is written to a file beside that folder."""
+    """Returns the configuration file and the run folder; of a `Config` the file that the job is named after, alone."""
     if not isinstance(config, Config):
         return as_path("config", config, "a pflmpi.Config, or the path of a YAML file"), out
-    resolved = config.resolved()
-    out = out or Path("runs", f"{resolved['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
-    make_folders(out.parent)
-    path = Path(f"{out}.yaml")
-    with atomic.explain_write_error(path, "choose another out"):
-        path.write_text(yaml_file.dump(resolved))
-    return path, out
+    out = out or Path("runs", f"{config.resolved()['algorithm']['name']}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return Path(f"{out}.yaml"), out

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import atomic
-from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, override
 from pflmpi.rng import stream
-from pflmpi.sweep.table import Cell, Range, SweepTable, make_path_safe, matches_pattern
+from pflmpi.sweep.table import Cell, Range, SweepTable, dump, make_path_safe, matches_pattern
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -165,4 +164,4 @@ def write_table(table: SweepTable, path: Path) -> None:
     """Writes a table as a file that `sweep` and `table` read."""
     with atomic.explain_write_error(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, yaml_file.dump(table.model_dump(exclude_defaults=True)).encode())
+        atomic.write(path, dump(table).encode())

@@ -149,6 +149,11 @@ def load(path: Path) -> SweepTable:
     return table
 
 
+def dump(table: SweepTable) -> str:
+    """Formats a table as YAML, which has its runs itself instead of `runs_of`."""
+    return yaml_file.dump(table.model_dump(exclude_defaults=True, exclude={"runs_of"}))
+
+
 def _read_runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that decide the runs, from the file that `runs_of` names."""
     name, own = str(raw["runs_of"]), [key for key in _RUN_KEYS if key in raw]

@@ -17,6 +17,7 @@ import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.cluster.batch_script import LAUNCH
+from pflmpi.config import load as configuration
 from pflmpi.store import job_file
 from pflmpi.store.job_file import Submission
 from pflmpi.sweep.table import list_cells, load
@@ -53,7 +54,9 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
     assert words == ["--parsable", *directives(shown.out)]  # SBATCH_ variables come before the script, words do not
     assert set(words) >= {"--nodes=2", "--time=1:00:00", "--job-name=small", f"--chdir={folder}"}
     assert "--output=runs/small.%j.log" in words and not any(word.startswith("--comment") for word in words)
-    rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
+    (copy,) = folder.glob("runs/small.*.yml")
+    assert f"runs/{copy.name}, which the job reads, " in shown.err and "put small.yaml -s seed=4 in its" in shown.err
+    rank = ["run", f"runs/{copy.name}", "--out", "runs/small", "--continue"]
     assert last_line(shown.out) == [
         "bash",
         str(LAUNCH / "srun"),
@@ -65,6 +68,17 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder, capfd):
         *rank,
     ]
     assert (folder / "runs" / "small" / "jobs.txt").read_text().startswith(f"42 - {socket.gethostname()} ")
+
+
+def test_each_of_two_jobs_in_a_row_keeps_the_configuration_that_was_submitted(folder):
+    scripts = []
+    for rounds in (12, 24):
+        (folder / "small.yaml").write_text(yaml.safe_dump(quick_run.settings(training={"rounds": rounds})))
+        assert main(["submit", "small.yaml", "-s", f"seed={rounds}", "--", "--dependency=singleton"]) == 0
+        scripts.append((folder / "script").read_text())
+    (folder / "small.yaml").unlink()
+    configs = [configuration.load(Path(last_line(text)[8])) for text in scripts]
+    assert [(config.training.rounds, config.seed) for config in configs] == [(12, 12), (24, 24)]
 
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder, capfd):
@@ -185,9 +199,9 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder):
     fake_slurm.program("srun", 'echo "$@"; echo 0 > "$PFLMPI_EXIT_FILE"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
+    assert shown[0] == "loaded" and " /other/python -P -m pflmpi run runs/small." in shown[1]
     (folder / "modules.sh").write_text("set -eu\nfalse || true\n")
-    assert "run small.yaml" in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    assert "run runs/small." in subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     (folder / "modules.sh").write_text("cd /")
     fake_slurm.program("srun", 'pwd; echo 0 > "$PFLMPI_EXIT_FILE"')
     where = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
@@ -469,12 +483,31 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
     (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
     launcher = f"bash {LAUNCH}/srun --restarts=2 --mpi=pmi2"
-    rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
-    assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
+    (copy,) = folder.glob("sweeps/small.*.yml")
+    words = ["sweep", f"sweeps/{copy.name}", "--out", "sweeps/small"]
+    rest = ["--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
+    assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *words, *rest]
     shown = capfd.readouterr().out
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
     assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
+
+
+def test_the_cells_of_an_array_that_waits_are_those_that_were_submitted(folder):
+    trace = {"participation": 1.0, "selection": "trace.csv"}
+    (folder / "trace.csv").write_text("round,client\n1,0\n2,0\n")
+    exceptions = [{"row": "Local", "set": {"training": trace}}]
+    table_file.write(folder, exceptions=exceptions)
+    other = {"title": "another metric", "source": "none", "metric": "spread", "runs_of": "small.yaml"}
+    (folder / "other.yaml").write_text(yaml.safe_dump(other))
+    submitted = list_cells(load(Path("small.yaml")), [], None)
+    for table in ("small.yaml", "other.yaml"):
+        assert main(["submit", "--array", table, "--out", table[:5]]) == 0
+    table_file.write(folder, seeds=[5], rows={"New": {"algorithm": {"name": "fedper"}}})
+    for name in ("small", "other"):
+        (copy,) = folder.glob(f"{name}.*.yml")
+        assert list_cells(load(copy), [], None) == submitted
+    assert load(copy).metric == "spread"
 
 
 def test_a_task_may_have_several_of_the_cells_that_are_to_be_done(folder, capfd):

@@ -24,6 +24,7 @@ import table_file
 import testbed
 from pflmpi.cluster.batch_script import parse_time
 from pflmpi.cluster.run_status import read_run_status
+from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
 from pflmpi.errors import RunError
 from pflmpi.store import job_file, run_folder, verify
@@ -57,9 +58,12 @@ def write(folder: Path, rounds: int = 3) -> str:
 
 
 def shorten(folder: Path) -> int:
-    """Let a run that has stopped end soon after its newest round, and return that round."""
+    """Let a run that has stopped end soon after its newest round, also in jobs that wait, and return that round."""
     last = run_folder.rounds(folder / "run")[-1]
     write(folder, last + 2)
+    for copy in folder.glob("run.*.yml"):
+        raw = yaml_file.read(copy)
+        copy.write_text(yaml_file.dump({**raw, "training": {**raw["training"], "rounds": last + 2}}))
     return last
 
 
@@ -246,6 +250,15 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     assert testbed.fields(job)["Comment"] == "mine"
     assert "run: runs/small" in log.read_text()
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
+
+
+def test_a_job_that_waits_runs_what_was_submitted(folder):
+    job, _ = submit(folder, write(folder), "--out=run", "--ntasks=1", "--", "--hold")
+    expected = plain(folder)
+    write(folder, MANY)
+    subprocess.run(["scontrol", "release", job], check=True, timeout=30)
+    completed(job, folder / f"run.{job}.log")
+    assert quick_run.digest(folder / "run") == expected
 
 
 def test_what_a_setup_file_exports_reaches_the_ranks(folder):

@@ -4,11 +4,14 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 import fake_slurm
 import pflmpi
 import quick_run
 import table_file
+from pflmpi.commands.submit import copy_path
+from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError, RunError
 
@@ -56,12 +59,14 @@ def test_local_jobs_of_a_table_run_one_after_another_and_can_be_cancelled(folder
 def test_a_job_of_slurm_is_asked_for_and_cancelled(folder, monkeypatch):
     (folder / "site.yaml").write_text("gpu: {partition: gpu, srun: --cpu-bind=cores}")
     monkeypatch.setenv("PFLMPI_SITE", str(folder / "site.yaml"))
-    options = {"nodes": 2, "ntasks": 8, "time": "30", "site": "gpu", "requeue": True, "sbatch": ["--exclusive"]}
-    job = pflmpi.submit(CONFIG, out="runs/a", **options)
+    options = {"nodes": 2, "ntasks": 8, "time": "30", "mem": "auto", "site": "gpu", "requeue": True}
+    job = pflmpi.submit(CONFIG, out="runs/a", sbatch=["--exclusive"], **options)
     words = (folder / "words").read_text().split()
     assert {"--nodes=2", "--ntasks=8", "--time=30", "--partition=gpu", "--requeue", "--exclusive"} <= set(words)
     assert " --cpu-bind=cores " in (folder / "script").read_text()
-    assert " run runs/a.yaml --out runs/a --continue" in (folder / "script").read_text()
+    (copy,) = folder.glob("runs/a.*.yml")
+    assert f" run runs/{copy.name} --out runs/a --continue" in (folder / "script").read_text()
+    assert "--job-name=a" in words and yaml.safe_load(copy.read_text()) == CONFIG.resolved()
     assert (job.id, job.folder, job.log) == ("42", Path("runs/a"), Path("runs/a.42.log"))
     fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING"))
     assert job.state == "PENDING" and not job.done()
@@ -120,6 +125,22 @@ def test_wrong_options_are_refused_by_name(options, message, folder, monkeypatch
 
 
 def test_a_configuration_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "run.yaml").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot write .*/run\.yaml: Is a directory; .* or choose another out"):
+    copy_path(tmp_path / "run", yaml_file.dump(CONFIG.resolved())).mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write .*/run\..*\.yml: Is a directory; .* or choose another --out"):
         pflmpi.submit(CONFIG, out=tmp_path / "run", cluster="local")
+
+
+def test_jobs_run_the_configuration_as_it_was_when_they_were_submitted(folder):
+    jobs = []
+    for rounds in (1, 2):
+        Path("small.yaml").write_text(yaml.safe_dump(quick_run.settings(training={"rounds": rounds})))
+        jobs.append(pflmpi.submit("small.yaml", out=f"runs/{rounds}", cluster="local", ntasks=1))
+    assert [job.result().config["training"]["rounds"] for job in jobs] == [1, 2]
+
+
+def test_cells_of_a_table_that_wait_are_those_that_were_submitted(folder):
+    table = table_file.write(folder, seeds=[0], columns={"few": {}})
+    jobs = pflmpi.submit(table, cluster="local", ntasks=1)
+    table_file.write(folder, seeds=[5, 6], rows={"New": {"algorithm": {"name": "fedper"}}, **table_file.TABLE["rows"]})
+    assert [job.result().config["seed"] for job in jobs] == [0, 0]
+    assert sorted(path.name for path in Path("sweeps/small").iterdir() if path.is_dir()) == ["FedAvg", "Local"]
