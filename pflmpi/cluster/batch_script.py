@@ -37,6 +37,8 @@ _REFUSED = {
     "--wait": _WAITS,
     "--test-only": "submits nothing; `pflmpi submit --test-only` says when the job would start",
 }
+# Variables of sbatch for options that `submit` has to know.
+_VARIABLES = {"error": "SBATCH_ERROR", "partition": "SBATCH_PARTITION", "time": "SBATCH_TIMELIMIT"}
 
 Options = Mapping[str, str | None]
 
@@ -47,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of sbatch", about)
     for name, letter in KNOWN.items():
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
+
+
+def read_variables(environ: Mapping[str, str]) -> Options:
+    """Options that variables of sbatch set, of those that `submit` has to know; the command line overrides them."""
+    return {name: environ[variable] for name, variable in _VARIABLES.items() if environ.get(variable)}
 
 
 def collect_options(options: argparse.Namespace) -> Options:
@@ -184,9 +191,13 @@ def log_folders(options: Options) -> list[Path]:
 
 
 def drop_job_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of the job that this process is in, which would constrain another job."""
+    """The environment for sbatch, which is to submit one job and not to wait for it.
+
+    Without the variables of the job that this process is in, which would constrain another job.
+    """
+    environ = {name: value for name, value in environ.items() if name not in ("SBATCH_ARRAY_INX", "SBATCH_WAIT")}
     if "SLURM_JOB_ID" not in environ:
-        return dict(environ)
+        return environ
     of_cluster = ("SLURM_CONF", "SLURM_JWT")  # Slurm's commands need them
     of_job = ("SLURM_", "SRUN_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
     return {name: value for name, value in environ.items() if name in of_cluster or not name.startswith(of_job)}

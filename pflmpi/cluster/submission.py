@@ -77,7 +77,7 @@ def submit(
         )
     print(process.stderr, end="", file=sys.stderr)  # its warnings
     log = _log(batch.options, number, {"%": "%%", **({} if batch.array else {"j": number})})
-    partition = partition_name(resolve_options(batch.options, batch.others), environ)
+    partition = partition_name(batch)
     inode = folder.stat().st_ino
     log = os.path.abspath(log)
     submission = Submission(log, batch.requeue, batch.planned_memory, partition, inode, rounds, cells)
@@ -85,9 +85,9 @@ def submit(
     return number
 
 
-def partition_name(options: Options, environ: Mapping[str, str]) -> str:
+def partition_name(batch: BatchScript) -> str:
     """The partition that a job asks for, or several separated by commas; "" for the default."""
-    return options.get("partition") or environ.get("SBATCH_PARTITION", "")
+    return resolve_options(batch.options, batch.others).get("partition") or ""
 
 
 def partition(name: str, environ: Mapping[str, str]) -> tuple[float, int]:

@@ -330,13 +330,14 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
     packs = pack_cells(pending.tasks, options.pack or 1)
     if packs:
         ours["array"] = batch_script.format_tasks([pack[0] for pack in packs], options.jobs)
+    given = {**batch_script.read_variables(os.environ), **batch_script.collect_options(options)}
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
-        effective = batch_script.resolve_options({"time": options.time, "signal": _WARNING}, options.sbatch)
-        batch_script.check_warning(effective["time"] or "", effective["signal"] or "")
+        effective = batch_script.resolve_options({**given, "signal": _WARNING}, options.sbatch)
+        batch_script.check_warning(effective.get("time") or "", effective["signal"] or "")
     mpi, words, rank_python = _launch(options)
     job = batch_script.BatchScript(
-        options=batch_script.merge_options(ours, batch_script.collect_options(options), options.sbatch),
+        options=batch_script.merge_options(ours, given, options.sbatch),
         python=sys.executable,
         arguments=pending.words,
         mpi=mpi,

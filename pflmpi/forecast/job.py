@@ -44,7 +44,7 @@ def resolve_auto_options(
         ConfigError: `--mem` is less than a run needs, or an `auto` option cannot be determined.
         Unmeasured: `--time=auto` cannot be determined.
     """
-    partition = submission.partition_name(resolve_options(batch.options, batch.others), environ)
+    partition = submission.partition_name(batch)
     # Configurations that differ in the seed alone need about the same.
     configs = {repr({**config.resolved(), "seed": None}): config for config in runs.values()}.values()
     if batch.options.get("ntasks") == "auto":

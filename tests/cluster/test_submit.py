@@ -172,6 +172,22 @@ def test_a_job_takes_nothing_of_the_job_in_which_it_is_submitted(monkeypatch):
         assert {name for name in names if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))} == left
 
 
+def test_variables_of_sbatch_count_as_its_options_do(folder, monkeypatch, capfd):
+    fake_slurm.program("sbatch", 'printf "%s\\n" "$@" > words; env > variables; cat > script; echo 42')
+    values = {"ERROR": "logs/%x/err-%j", "PARTITION": "low", "TIMELIMIT": "2", "ARRAY_INX": "0-1", "WAIT": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    assert main(["submit", "small.yaml"]) == 0
+    assert "log: logs/small/err-42" in capfd.readouterr().out and (folder / "logs" / "small").is_dir()
+    assert {"--error=logs/small/err-%j", "--partition=low", "--time=2"} <= {*Path("words").read_text().splitlines()}
+    assert job_file.read_submissions(Path("runs/small"))["42"].partition == "low"
+    assert not re.search("^SBATCH_(ARRAY_INX|WAIT)=", Path("variables").read_text(), re.MULTILINE)
+    assert main(["submit", "small.yaml", "--requeue"]) == 2
+    assert "--requeue with --time=2: Slurm warns the run 120 s before" in capfd.readouterr().err
+    assert main(["submit", "small.yaml", "--requeue", "--time=20", "-p", "main"]) == 0
+    assert "--partition=main" in Path("words").read_text()
+
+
 def test_a_requeueing_job_is_warned_and_requeues_itself(folder):
     assert main(["submit", "small.yaml", "--requeue"]) == 0
     text = (folder / "script").read_text()
