@@ -370,6 +370,28 @@ def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nod
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in rest
 
 
+def test_torchrun_on_several_hosts_without_slurm_meets_where_it_is_told(tmp_path):
+    bench = Bench(tmp_path, "torchrun")
+    last = ("-m", "pflmpi", "run", "a.yaml", "--out", "--rdzv-id")
+    for words in (
+        ("--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=29512"),
+        ("--nnodes", "2", "--node_rank", "1", "--rdzv_endpoint", "a:29512"),
+    ):
+        assert bench.call(*words, *last)[1] == " ".join((*words, *last)), "without a rendezvous of the wrapper"
+    meet = ("--nnodes=2", "--rdzv-id=a7", "--rdzv-endpoint=a:29512")
+    assert bench.call(*meet, *last)[1] == " ".join(("--rdzv-backend=c10d", *meet, *last))
+    bench.program("torchrun", "exit 0")
+    assert bench.call(*meet, *last)[0] == 0, "rank 0 may be on the other host"
+    bench.program("torchrun", 'echo 75 > "$PFLMPI_EXIT_FILE"; exit 1')
+    assert bench.call(*meet, *last)[0] == 75
+    bench.program("torchrun", "exit 0")
+    for words in (("--nnodes=1",), ()):
+        assert bench.call(*words, *last)[0] == 3
+    code, _, rest = bench.call("--nnodes=2", *last)
+    assert code == 2 and "--nnodes=2: the hosts also need where they meet: --rdzv-endpoint=HOST:PORT" in rest
+    assert bench.left() == []
+
+
 def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path):
     bench = Bench(tmp_path, "torchrun")
     job = {"SLURM_JOB_ID": "70", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8", "SLURM_GPUS_PER_TASK": "1"}
