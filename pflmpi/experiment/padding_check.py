@@ -139,7 +139,7 @@ def _update(
     weight[:, 0, :_REAL] = 1
     samples, labels = (values[:, :, :width].contiguous() for values in _draw_samples(task, images, rng))
     if not filled:  # as in a run, which pads with the first sample
-        samples[weight == 0], labels[weight == 0] = torch.from_numpy(images[:1]), 0
+        samples[weight == 0], labels[weight == 0] = torch.tensor(images[:1]), 0
     counts = torch.full((2, 1), float(_REAL))
     if task.kind.classes:
         counts = torch.stack([lane.bincount(minlength=task.num_classes) for lane in labels[:, 0, :_REAL]]).float()
