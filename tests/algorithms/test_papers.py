@@ -1,5 +1,6 @@
 """The papers' tables as files: a run can start from every cell, and the published figures are those of the papers."""
 
+import dataclasses
 import functools
 import json
 
@@ -58,7 +59,8 @@ def federation(name, partition, split, test_share):
     labels = np.tile(np.arange(num_classes), train + test)
     images = np.broadcast_to(np.uint8(0), (len(labels), *shape))
     official_test = np.arange(len(labels)) >= num_classes * train
-    blank = dataset.assemble(name, images, labels, official_test, num_classes, digest="0")
+    blank = dataset.assemble(name, images[:, :1, :1, :1], labels, official_test, num_classes, digest="0")
+    blank = dataclasses.replace(blank, images=images)  # a view of one number, which `assemble` would copy
     section = PartitionConfig(**json.loads(partition))
     return build(blank, section, DataConfig(name=name, split=split, test_share=test_share), 0)
 
