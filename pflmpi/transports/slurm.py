@@ -51,7 +51,8 @@ def find_rendezvous_address(environ: Mapping[str, str]) -> str:
         return ""
     host = environ.get("MASTER_ADDR") or parse_first_host(nodes)
     step = environ.get("SLURM_STEP_ID", "")
-    number = int(job) + (101 * int(step) if step.isdecimal() else 0)  # steps of one job may run concurrently
+    # Jobs and steps may share a node: ports of jobs whose ids are near differ for their first 13 steps too.
+    number = int(job) + (6181 * int(step) if step.isdecimal() else 0)
     port = environ.get("MASTER_PORT") or str(20000 + number % 10000)
     return f"{host}:{port}"
 

@@ -366,7 +366,7 @@ def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nod
     first = bench.call(*words)[1]
     assert first.startswith("--nnodes=1 --rdzv-backend=c10d") and "--rdzv-endpoint=localhost:0 --nproc" in first
     _, first, rest = bench.call(*words, **STEP, SLURM_JOB_NUM_NODES="3")
-    assert first.startswith("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=node7:20272 --rdzv-id=70.2 --nproc")
+    assert first.startswith("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=node7:22432 --rdzv-id=70.2 --nproc")
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in rest
 
 

@@ -115,7 +115,7 @@ def test_a_node_list_that_cannot_be_read_is_refused(nodes):
 
 def test_where_ranks_meet_follows_from_the_job_and_can_be_set():
     assert find_rendezvous_address(STEP) == "node1:22345"
-    assert find_rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446", "steps may run concurrently"
+    assert find_rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:28526", "steps may run concurrently"
     assert find_rendezvous_address({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
     assert find_rendezvous_address({}) == ""
 
