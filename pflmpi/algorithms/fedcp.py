@@ -126,4 +126,5 @@ def discrepancy(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
     """The sum of Gaussian kernels between all rows, [B, B]."""
     distances = a.square().sum(-1, keepdim=True) + b.square().sum(-1) - 2 * a @ b.mT
+    distances = distances.clamp(min=0)  # of equal rows that are large, rounding leaves any number
     return torch.stack([torch.exp(-distances / (2 * bandwidth)) for bandwidth in BANDWIDTHS]).sum(0)

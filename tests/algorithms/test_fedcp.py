@@ -74,6 +74,12 @@ def test_noise_makes_the_gate_a_gumbel_softmax():
         )
 
 
+def test_the_discrepancy_of_large_features_is_at_most_that_of_any():
+    """Four kernels of at most 1, twice; rounding leaves distances of some -100 where they are 0."""
+    a, b = 1e4 * torch.rand(2, 6, 50, generator=torch.Generator().manual_seed(0))
+    assert abs(discrepancy(a, b, small_task.batch(0))) <= 8
+
+
 def test_the_discrepancy_is_the_mean_over_pairs_of_four_kernels():
     a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))
     expected = discrepancy_of(a.double().numpy(), b.double().numpy())
