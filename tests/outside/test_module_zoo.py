@@ -630,6 +630,28 @@ class DrawnWithoutSeed(Base):
             self.first.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(6, 64))))
 
 
+class ConstantWithoutSeed(Base):
+    def make(self) -> None:
+        shift = torch.from_numpy(np.random.default_rng().normal(size=64)).float()
+        self.register_buffer("shift", shift, persistent=False)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x + self.get_buffer("shift"))
+
+
+class Overwriting(Base):
+    """A buffer without values, which a forward pass in training gives it."""
+
+    def make(self) -> None:
+        self.register_buffer("last", torch.empty(6))
+
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        if self.training:
+            self.get_buffer("last").copy_(z.detach()[0])
+        return z
+
+
 class Lazy(Base):
     def make(self) -> None:
         self.first = nn.LazyLinear(6)
@@ -807,11 +829,12 @@ TRAINED = [
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
-    Detached, Probed, FrozenProbed, Idle, Routed,
+    Detached, Probed, FrozenProbed, Idle, Routed, Overwriting,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
 REFUSED = {
+    ConstantWithoutSeed: "model ConstantWithoutSeed has another shift when it is built again with the same seed",
     DrawnWithoutSeed: "model DrawnWithoutSeed has another first.weight when it is built again with the same seed",
     Untracked: "model Untracked scores a sample otherwise alone than beside others",
     CheckpointedTwice: "drop of the module is called 2 times in a forward pass, and computed again",
