@@ -92,6 +92,8 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.n
     task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     update = partial(_update, algorithm, task, client, images)
     blank = update(filled=False, steps=1)
+    if not all(leaf.isfinite().all() for _, leaf in tree.leaves(blank)):
+        return ""  # the first round says that it diverges
     if not _different_bits(blank, update(filled=True, steps=2)):
         if not own:
             return ""
