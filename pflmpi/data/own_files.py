@@ -287,6 +287,9 @@ def _find_output_names(num_outputs: int, labels: np.ndarray, arrays: OwnArrays) 
     if names is None or arrays.num_classes is not None:  # of the values of a column of Hugging Face
         return ()
     if names.ndim != 1 or len(names) < num_outputs or (len(names) > num_outputs and labels.dtype.kind == "f"):
+        if num_outputs == 1:
+            logger.warning("not used: class_names of shape %s, which call the values of one output", list(names.shape))
+            return ()
         raise ValueError(
             f"class_names has the shape {list(names.shape)}, and y has {num_outputs} outputs; give one name for each, "
             "in their order, or leave it out"

@@ -86,14 +86,16 @@ def test_classes_are_called_as_the_file_says(suffix, tmp_path):
             ["ill", "old", "tall"],
             r"the shape \[3\], and y has 2 outputs; give one name",
         ),
+        ("regression", [0.0, 2.0], ["bad", "fair", "good"], ()),
         ("tokens", [[0, 2], [-100, 1]], ["a", "b"], r"the shape \[2\], and y has 3 outputs; give one name"),
         ("multilabel", [[0, 1], [1, 1]], ["ill", "ill"], "classes 0 and 1 have the same name 'ill'"),
     ],
 )
-def test_outputs_are_called_as_the_file_says(task, y, names, found, tmp_path):
+def test_outputs_are_called_as_the_file_says(task, y, names, found, tmp_path, caplog):
     np.savez(tmp_path / "my.npz", x=RNG.normal(size=(2, 2)), y=y, class_names=names)
     if isinstance(found, tuple):
         assert read_own(tmp_path / "my.npz", task_kind=TASK_KINDS[task]()).class_names == found
+        assert ("not used: class_names of shape [3], which call" in caplog.text) == (not found)
     else:
         with pytest.raises(DataError, match=found):
             read_own(tmp_path / "my.npz", task_kind=TASK_KINDS[task]())
