@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,12 +169,20 @@ def _select(name: str, jobs: Sequence[Job]) -> list[Job]:
     return list(filter(is_named, jobs))
 
 
-def add_forgotten(name: str, queue: Sequence[Job], environ: Mapping[str, str]) -> list[Job]:
-    """The queue, and what it lacks of an id, by the accounting: a job, or tasks of an array that ended first."""
+def add_forgotten(
+    name: str, queue: Sequence[Job], environ: Mapping[str, str], expected: Collection[int] = ()
+) -> list[Job]:
+    """The queue, and what it lacks of an id, by the accounting: a job, or tasks of an array that ended first.
+
+    Args:
+        expected: the tasks of an array, if they are known; where the queue has all, the accounting is not asked.
+    """
     queued = _select(name, queue)
     if any(job.array != name for job in queued):  # not an array: it is there as a whole
         return list(queue)
     tasks = {task for job in queued for task in job.tasks}
+    if expected and tasks.issuperset(expected):
+        return list(queue)
     accounted = _select(name, query_accounting(name, environ))
     return sorted([*queue, *(job for job in accounted if tasks.isdisjoint(job.tasks))], key=_sort_key)
 

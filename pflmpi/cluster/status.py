@@ -129,8 +129,10 @@ def find_jobs_of(folder: Path, environ: Mapping[str, str]) -> tuple[list[Job], s
     jobs: list[Job] = []
     try:
         queue = slurm.query_queue(environ)
+        submissions = job_file.read_submissions(folder)
         for newest in list(job_file.read_restarts(folder))[-1:]:
-            queue = slurm.add_forgotten(newest, queue, environ)
+            tasks = {*submissions[newest].cells.values()} if newest in submissions else ()
+            queue = slurm.add_forgotten(newest, queue, environ, tasks)
         jobs = find_jobs_in(folder, queue) or [
             job for run in find_runs_below(folder) for job in find_jobs_in(run, queue)
         ]

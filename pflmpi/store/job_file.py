@@ -149,8 +149,13 @@ def read_restarts(folder: Path) -> dict[str, int]:
     return {
         job: restarts
         for job, restarts in _read_all_restarts(folder).items()
-        if job not in places or places[job].folder in (0, folder.stat().st_ino)
+        if job not in places or _is_of(places[job], folder)
     }
+
+
+def _is_of(record: _Place | Submission, folder: Path) -> bool:
+    """Whether a record was made in this folder, not in one that it was copied from."""
+    return record.folder in (0, folder.stat().st_ino)
 
 
 def _read_all_restarts(folder: Path) -> dict[str, int]:
@@ -161,8 +166,8 @@ def _read_all_restarts(folder: Path) -> dict[str, int]:
 
 
 def read_submissions(folder: Path) -> dict[str, Submission]:
-    """Reads what `submit` recorded, by job id; the newest job is last."""
-    return dict(_records(folder, Submission))
+    """Reads what `submit` recorded, by job id, without that of a folder that was copied; the newest job is last."""
+    return {job: submission for job, submission in _records(folder, Submission) if _is_of(submission, folder)}
 
 
 def compute_usage(folder: Path) -> Usage | None:

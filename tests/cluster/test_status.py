@@ -598,13 +598,25 @@ def test_cells_whose_tasks_are_forgotten_have_not_begun(tmp_path, fake, monkeypa
     done(sweep / "A/x/seed0")
     record(sweep / "A/x/seed0", "4", "0")
     write(sweep / "C/x/seed0", rounds=9, done=3)  # of another array
-    job_file.append(sweep, "3", record=Submission("log", cells={"A/x/seed0": 0, "B/x/seed0": 1}))
+    cells = {"A/x/seed0": 0, "B/x/seed0": 1}
+    job_file.append(sweep, "3", record=Submission("log", folder=sweep.stat().st_ino, cells=cells))
     fake_slurm.queue(fake, fake_slurm.line("3_0", JobID=4, State="COMPLETED", WorkDir=tmp_path))
     assert main(["status", str(sweep), "--wait"]) == 1
     assert "  B/x/seed0  not begun\n" in capsys.readouterr().out
     assert main(["status", "3", "--wait"]) == 1
+    shutil.copytree(sweep, tmp_path / "copy")
     done(sweep / "B/x/seed0")
-    assert main(["status", "3", "--wait"]) == 0
+    assert main(["status", "3", "--wait"]) == 0, "a copy waits for nothing"
+
+
+def test_the_accounting_is_not_asked_for_an_array_whose_tasks_are_all_in_the_queue(tmp_path, fake, capsys):
+    sweep = tmp_path / "sweep"
+    done(sweep / "A/x/seed0")
+    job_file.append(sweep, "3", record=Submission("log", cells={"A/x/seed0": 0}))
+    fake_slurm.queue(fake, fake_slurm.line("3_0", JobID=4, State="RUNNING", WorkDir=tmp_path))
+    fake_slurm.program("sacct", f"touch {tmp_path}/asked", fake)
+    assert main(["status", str(sweep)]) == 0
+    assert "job 3" in capsys.readouterr().out and not (tmp_path / "asked").exists()
 
 
 def test_a_sweep_of_which_no_cell_has_begun_is_one(tmp_path, fake, monkeypatch, capsys):
