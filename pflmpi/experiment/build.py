@@ -280,11 +280,12 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     return "loop"
 
 
-def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> Experiment:
+def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_new: bool = True) -> Experiment:
     """Checks the options of a draft and adds what clients keep; the second half of `prepare`.
 
     Args:
         executor: from `check_executor`, the same on all ranks.
+        is_new: whether to try what is from outside, as `check_executor` does; a run that is there was tried.
     """
     if executor != experiment.config.runtime.executor:
         experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
@@ -303,9 +304,6 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
-    if config.runtime.executor == "lanes":
-        for number, task in enumerate(tasks):
-            check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
@@ -315,8 +313,11 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str) -> E
         return executor_of(one_client, checks.OneStep)
 
     checks.check_optimizer(training, trial)
-    if outside.is_from_outside(type(algorithm)):
+    if is_new and outside.is_from_outside(type(algorithm)):
         checks.check_repeats(trial())
+    if is_new and config.runtime.executor == "lanes":
+        for number, task in enumerate(tasks):
+            check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)
     if training.stop is not None:
         checks.check_stop(training.stop, config.evaluation, trial())
     return experiment

@@ -53,7 +53,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     verify.check_metrics(run, round)
     config, changes = stored_config.change_config(run, values)
     _check_changes(run, round, config, changes)
-    experiment = rebuild(run, config, torch.device("cpu"), changed_code)
+    experiment = rebuild(run, config, torch.device("cpu"), changed_code, is_new=True)
     if difference := array_difference(run, round, experiment, "those with this change"):
         raise CheckpointError(
             f"{run} cannot be forked with {_format_changes(changes)}: its {difference}; leave that as it is, or "

@@ -165,12 +165,12 @@ def reopen(
     return rebuild(run, config, device, changed_code)
 
 
-def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
-    """Builds the experiment of a configuration on the data of a run; for `find_changed_code` see `reopen`."""
+def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool, is_new: bool = False) -> Experiment:
+    """Builds the experiment of a configuration on the data of a run; for `is_new` see `build.complete`."""
     stored_config.find_changed_code(run, config, changed_code)
     with outside.as_config_error():
         first = draft(config, _load_data(run, config), device)
-        return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor))
+        return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor, is_new))
 
 
 def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:

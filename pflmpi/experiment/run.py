@@ -186,7 +186,7 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
         return draft(config, federation or load_federation(config), context.device, context.gpu_models)
 
     def completed() -> Experiment:
-        experiment = complete(first, config.runtime, executor)
+        experiment = complete(first, config.runtime, executor, is_new=resumed is None)
         experiment.check_rounds(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)

@@ -436,9 +436,11 @@ def call_server(
     """
     with calling(algorithm, method, round, reads=reads):
         returned = getattr(algorithm, method)(*arguments)
-        check_returned(algorithm, method, returned)
-        if round <= 1 and outside.is_from_outside(type(algorithm)):
-            check_repeated(algorithm, method, returned, getattr(algorithm, method)(*arguments))
+    check_returned(algorithm, method, returned)
+    if round <= 1 and outside.is_from_outside(type(algorithm)):
+        with calling(algorithm, method, round, reads=reads):
+            again = getattr(algorithm, method)(*arguments)
+        check_repeated(algorithm, method, returned, again)
     return returned
 
 

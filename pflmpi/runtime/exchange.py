@@ -15,7 +15,7 @@ from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.contract import ANSWERED, call_server, check_state
+from pflmpi.runtime.contract import ANSWERED, call_server, calling, check_returned, check_state
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.text import format_bytes
@@ -71,7 +71,9 @@ def _update_server(
         answers = call_server(algorithm, "answer", now.round, reads, task, server, up, round)
     diagnostics: Mapping[str, Tensor] = {}
     if not now.opening:  # in every round, because a signal may require a checkpoint after any
-        diagnostics = call_server(algorithm, "diagnose", now.round, reads, task, server, up, round)
+        with calling(algorithm, "diagnose", now.round, reads=reads):  # may measure time
+            diagnostics = algorithm.diagnose(task, server, up, round)
+        check_returned(algorithm, "diagnose", diagnostics)
     new_server = call_server(algorithm, "server_update", now.round, reads, task, server, up, round)
     check_state(algorithm, "server_update", new_server, server)
     _check_finite(algorithm, now.round, new_server, server)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import random
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 import quick_run
 from comparisons import state_of
-from pflmpi import tree
+from pflmpi import open_run, tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
@@ -285,6 +286,36 @@ def test_a_method_that_returns_other_values_at_a_second_call_is_refused(method, 
         quick_run.run(quick_run.settings(algorithm={"name": "drawing"}), tmp_path / "run")
 
 
+def test_a_run_that_was_tried_is_not_tried_again(tmp_path, monkeypatch):
+    """As one of before: what it has trained can be looked at, and it goes on."""
+    draws = False
+
+    class Drawing(FedPer):
+        def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            state, up = super().client_update(task, client, down, data)
+            return state, tree.map(lambda leaf: leaf + np.random.default_rng().normal() * draws, up)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "drawing", Drawing)
+    quick_run.run(quick_run.settings(algorithm={"name": "drawing"}), tmp_path / "run")
+    draws = True
+    open_run(tmp_path / "run").model(0)
+    quick_run.resume(tmp_path / "run", ("training.rounds=4",))
+    with pytest.raises(RunError, match=r"Drawing.client_update returns another up/.* when it is called again"):
+        open_run(tmp_path / "run").fork(tmp_path / "fork")
+
+
+def test_a_diagnostic_may_be_a_time(tmp_path, monkeypatch):
+    class Timed(FedPer):
+        def diagnostics(self, task: Task) -> dict[str, Any]:
+            return {"clock": PerClient(title="Clock", unit="s")}
+
+        def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> dict[str, torch.Tensor]:
+            return {"clock": torch.full((len(round.participants),), time.perf_counter())}
+
+    monkeypatch.setitem(ALGORITHMS._objects, "timed", Timed)
+    quick_run.run(quick_run.settings(algorithm={"name": "timed"}), tmp_path / "run")
+
+
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("method", ["predict", "adapt"])
 def test_so_they_are_where_the_first_round_is_not_tested(method, executor, tmp_path, monkeypatch):
@@ -505,6 +536,19 @@ def test_a_tensor_that_was_given_is_not_changed(what, tmp_path, monkeypatch):
     change, path = (CHANGES | LOOP)[what]
     with pytest.raises(AlgorithmError, match=rf"Changing.client_update \(round 1, client \d.* changes {path} in place"):
         run_changing(change, "loop", tmp_path / "run", monkeypatch)
+
+
+def test_nor_on_the_server(tmp_path, monkeypatch):
+    class Changing(FedPer):
+        def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+            leaf_of(up).mul_(0.5)
+            return super().server_update(task, server, up, round)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "changing", Changing)
+    with pytest.raises(
+        AlgorithmError, match=r"Changing.server_update \(round 1\) changes up/body/body/fc1/bias in place"
+    ):
+        quick_run.run(quick_run.settings(algorithm={"name": "changing"}), tmp_path / "run")
 
 
 @pytest.mark.parametrize("what", CHANGES)
