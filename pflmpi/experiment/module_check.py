@@ -1,9 +1,7 @@
 """Whether a torch module from outside is trained as a plain PyTorch loop trains it: some steps before the run."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -87,29 +85,15 @@ def _check_module(
 
 def _check_construction(architecture: ModuleArchitecture) -> None:
     """Raises `ConfigError` if a module has other values when it is built again with the same seed."""
-    with _filled_memory():
-        first, again = (architecture.recipe.build(0)[0] for _ in range(2))
+    first, again = (architecture.recipe.build(0)[0] for _ in range(2))
     values = {**dict(again.named_parameters()), **dict(again.named_buffers())}
     for name, value in (*first.named_parameters(), *first.named_buffers()):
         if not (name in values and are_equal(value, values[name])):
             raise ConfigError(
                 f"model {architecture.name} has another {name} when it is built again with the same seed, so that a "
-                "run could not be repeated; draw from torch, whose seed is set before, or from a generator with a seed"
+                "run could not be repeated; draw from torch, whose seed is set before, or from a generator with a seed "
+                "(torch.empty has what was in memory before)"
             )
-
-
-@contextmanager
-def _filled_memory() -> Iterator[None]:
-    """Context in which torch.empty has the same values each time: a module may overwrite them before it reads them."""
-    memory: Any = torch.utils.deterministic
-    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-    torch.set_deterministic_debug_mode("warn")
-    memory.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        memory.fill_uninitialized_memory = fills
 
 
 def _batches(task: Task, federation: Federation, clients: np.ndarray) -> list[list[Batch]]:

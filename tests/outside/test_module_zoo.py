@@ -639,19 +639,6 @@ class ConstantWithoutSeed(Base):
         return super().body(x + self.get_buffer("shift"))
 
 
-class Overwriting(Base):
-    """A buffer without values, which a forward pass in training gives it."""
-
-    def make(self) -> None:
-        self.register_buffer("last", torch.empty(6))
-
-    def body(self, x: Tensor) -> Tensor:
-        z = super().body(x)
-        if self.training:
-            self.get_buffer("last").copy_(z.detach()[0])
-        return z
-
-
 class Lazy(Base):
     def make(self) -> None:
         self.first = nn.LazyLinear(6)
@@ -829,7 +816,7 @@ TRAINED = [
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
-    Detached, Probed, FrozenProbed, Idle, Routed, Overwriting,
+    Detached, Probed, FrozenProbed, Idle, Routed,
 ]  # fmt: skip
 DROPPING = (CheckpointedDropout, DroppedTwice, KeyedDeep)  # their masks are ours
 SEVERAL = (*DROPPING, CumulativeNorm, Checkpointed, Renewed, CosineHead)  # which could tell one rank from two
