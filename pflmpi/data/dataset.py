@@ -71,6 +71,7 @@ def assemble(
     digest: str | None = None,
     official_validation: np.ndarray | None = None,
     task_kind: TaskKind = CLASSIFICATION,
+    may_be_tokens: bool | None = None,
 ) -> Dataset:
     """Makes a dataset of the given arrays, after checking that they match.
 
@@ -87,6 +88,8 @@ def assemble(
         digest: if already known; None computes it.
         official_validation: bool [n], which training samples are for validation; None if none are marked.
         task_kind: what the labels are.
+        may_be_tokens: whether the values may number words or characters; None looks whether they are rows of whole
+            numbers.
 
     Raises:
         DataError: arrays of different lengths, or labels, marks or writers out of range or that are not whole numbers.
@@ -109,6 +112,8 @@ def assemble(
     _check_range(name, "writers", writers)
     official_test = official_test.astype(bool)
     official_validation = None if official_validation is None else official_validation.astype(bool)
+    if may_be_tokens is None:
+        may_be_tokens = images.dtype == np.float32 and images.ndim == 2 and _are_whole(images)
     mean, std = (0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)
     return Dataset(
         name=name,
@@ -120,7 +125,7 @@ def assemble(
         mean=(mean,) * images.shape[1],
         std=(std,) * images.shape[1],
         digest=digest or compute_digest(images, labels, official_test, writers, num_classes, official_validation),
-        may_be_tokens=images.dtype == np.float32 and images.ndim == 2 and _are_whole(images),
+        may_be_tokens=may_be_tokens,
         official_validation=official_validation,
         task_kind=task_kind,
     )

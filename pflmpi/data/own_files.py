@@ -152,14 +152,14 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         writers,
         official_validation=validation,
         task_kind=task_kind,
+        # A table has no type of its own; floats of an array are meant as such, as pixels from 0 to 255 are.
+        may_be_tokens=None if arrays.columns else arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
     )
     return replace(
         dataset,
         class_names=class_names,
         written_labels=written_labels,
         written_clients=_format_clients(clients),
-        # A table has no type of its own; floats of an array are meant as such, as pixels from 0 to 255 are.
-        may_be_tokens=dataset.may_be_tokens if arrays.columns else arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
         characters=arrays.characters,
