@@ -79,8 +79,8 @@ def _read_run(options: argparse.Namespace) -> "Run":
     whole = read_run(options.run)
     if not options.overrides:
         return whole
-    stored_config.stored_config(options.run, options.overrides)  # refuses others
     sections = override(stored_config.values(options.run), options.overrides)
+    stored_config.checked_config(options.run, sections)  # refuses others
     return replace(whole, sections={name: now for name, now in sections.items() if now != whole.config.get(name)})
 
 
