@@ -51,15 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
 
-def read_variables(environ: Mapping[str, str]) -> Options:
-    """Options that variables of sbatch set, of those that `submit` has to know; the command line overrides them."""
-    return {name: environ[variable] for name, variable in _VARIABLES.items() if environ.get(variable)}
-
-
 def collect_options(options: argparse.Namespace) -> Options:
     """Options of `KNOWN` on the command line, by their long names."""
     values = {name: getattr(options, name.replace("-", "_")) for name in KNOWN}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def effective_options(options: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    """Options on the command line, and before them those that variables of sbatch set and `submit` has to know."""
+    variables = {name: environ[variable] for name, variable in _VARIABLES.items() if environ.get(variable)}
+    return {**variables, **collect_options(options)}
 
 
 def resolve_options(options: Options, others: Sequence[str]) -> Options:

@@ -227,7 +227,7 @@ def _submit(options: argparse.Namespace) -> int:
     from pflmpi.scaling.experiment import folder
     from pflmpi.terminal import print_surely
 
-    given, others = {**batch_script.read_variables(os.environ), **batch_script.collect_options(options)}, options.sbatch
+    given, others = batch_script.effective_options(options, os.environ), options.sbatch
     slurm.check(given, options.setup)
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)

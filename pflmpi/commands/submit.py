@@ -330,7 +330,7 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
     packs = pack_cells(pending.tasks, options.pack or 1)
     if packs:
         ours["array"] = batch_script.format_tasks([pack[0] for pack in packs], options.jobs)
-    given = {**batch_script.read_variables(os.environ), **batch_script.collect_options(options)}
+    given = batch_script.effective_options(options, os.environ)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
         effective = batch_script.resolve_options({**given, "signal": _WARNING}, options.sbatch)
