@@ -121,9 +121,8 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
     from pflmpi.analysis.table import is_run_of_cell
 
     def list_left() -> "list[Cell]":
-        diverged = [trials and _has_diverged(cell, out) and is_run_of_cell(cell, out) for cell in cells]
-        left = [_is_left(cell, out, not trials) for cell in cells]  # all are checked, also those that diverged
-        return [cell for cell, *states in zip(cells, left, diverged, strict=True) if states == [True, False]]
+        left = [cell for cell in cells if _is_left(cell, out, not trials)]
+        return [cell for cell in left if not (trials and _has_diverged(cell, out) and is_run_of_cell(cell, out))]
 
     left = list_left()
     if not left:
