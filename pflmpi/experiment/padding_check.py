@@ -16,10 +16,9 @@ from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Messages
-from pflmpi.models.built_module import are_equal
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.rng import stream
-from pflmpi.runtime.contract import calling, check_returned, state_and_messages
+from pflmpi.runtime.contract import calling, check_returned, different_bits, state_and_messages
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.text import first_line
 from pflmpi.tree import Tree
@@ -55,8 +54,10 @@ def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
     if not own_models and not outside.is_from_outside(type(algorithm)):
         return ""
     try:
-        clients = [int(np.argmax(cohort == number)) for number in range(len(tasks))]
-        problems = (_padding_problem(algorithm, *pair, images) for pair in zip(tasks, clients, strict=True))
+        problems = (
+            _padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)
+            for number, task in enumerate(tasks)
+        )
         return next(filter(None, problems), "")
     except Exception as error:
         return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
@@ -94,7 +95,7 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.n
     blank = update(filled=False, steps=1)
     if not all(leaf.isfinite().all() for _, leaf in tree.leaves(blank)):
         return ""  # the first round says that it diverges
-    if not _different_bits(blank, update(filled=True, steps=2)):
+    if not different_bits(blank, update(filled=True, steps=2)):
         if not own:
             return ""
         if paths := _beyond_rounding(blank, update(filled=False, steps=1, width=_WIDER)):
@@ -108,16 +109,11 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.n
         ("a batch that is padding alone", False, 2),
         ("a batch of padding with images and labels in it", True, 2),
     ):
-        if paths := _different_bits(blank, update(filled, steps)):
+        if paths := different_bits(blank, update(filled, steps)):
             helpers = "pflmpi.learning.client: cross_entropy, average, or Batch.padding"
             advice = f"; average losses over real samples ({helpers})" if own else ""
             return f"{name} depends on {what}: {', '.join(paths[:3])} differ{advice}"
     return ""
-
-
-def _different_bits(one: Tree, other: Tree) -> list[str]:
-    """Returns the paths whose leaves differ in any bit."""
-    return [path for path, leaf in tree.leaves(one) if not are_equal(leaf, tree.at(other, path))]
 
 
 def _beyond_rounding(one: Tree, other: Tree) -> list[str]:

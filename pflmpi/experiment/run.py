@@ -37,7 +37,7 @@ from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, check_scratch, choose_state_folder, initialise
 from pflmpi.runtime.config import OutputConfig
-from pflmpi.runtime.contract import call_server
+from pflmpi.runtime.contract import call_server_method
 from pflmpi.runtime.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
@@ -384,7 +384,7 @@ def _initial_state(setup: Setup, population: Population, transport: Transport) -
     server: Tree = {}
     initialise(population, algorithm, setup.executor.tasks)
     if transport.rank == 0:
-        server = call_server(algorithm, "init_server", 0, {}, setup.task)
+        server = call_server_method(algorithm, "init_server", 0, {}, setup.task)
     return server, Layout.unwritten(setup.executor.cohort)
 
 

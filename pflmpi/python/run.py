@@ -55,7 +55,7 @@ OnRound = Callable[[Row], object]
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RunArguments:
     """The arguments of `pflmpi.run`, checked."""
 
     config: Config
@@ -119,13 +119,13 @@ def run(
         config, name = keywords.Config.load(path), path.stem
     default = Path("runs", f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = default if out is None else as_path("out", out)
-    call = _Call(config, folder, ranks, on_round, resume, changed_code, quiet)
-    start: Callable[[_Call], Path]
+    arguments = _RunArguments(config, folder, ranks, on_round, resume, changed_code, quiet)
+    start: Callable[[_RunArguments], Path]
     if detect(os.environ).kind != "alone":
         start = _run_on_this_rank
     else:
         start = _run_in_this_process if in_process else _run_in_processes
-    return open_run(start(call))
+    return open_run(start(arguments))
 
 
 def parse_row(line: Mapping[str, object]) -> Row:
@@ -139,21 +139,25 @@ def parse_row(line: Mapping[str, object]) -> Row:
 _POLL_SECONDS = 0.1
 
 
-def _run_in_processes(call: _Call) -> Path:
+def _run_in_processes(arguments: _RunArguments) -> Path:
     """Runs a configuration in other processes; returns the folder."""
     with TemporaryDirectory(prefix="pflmpi-") as scratch:
         file, errors, rounds = (Path(scratch) / name for name in ("config.yaml", "errors", "rounds"))
-        file.write_text(yaml_file.dump(call.config.resolved()))
+        file.write_text(yaml_file.dump(arguments.config.resolved()))
         rounds.touch()
-        words = ["run", str(file), "--out", str(call.folder), "--error-file", str(errors), "--stop-at-eof"]
-        words += [] if call.ranks is None else ["--ranks", str(call.ranks)]
-        words += [] if call.on_round is None else ["--rounds-file", str(rounds)]
-        words += ["--continue"] * call.resume + ["--changed-code"] * call.changed_code + ["--quiet"] * call.quiet
+        words = ["run", str(file), "--out", str(arguments.folder), "--error-file", str(errors), "--stop-at-eof"]
+        words += [] if arguments.ranks is None else ["--ranks", str(arguments.ranks)]
+        words += [] if arguments.on_round is None else ["--rounds-file", str(rounds)]
+        words += (
+            ["--continue"] * arguments.resume
+            + ["--changed-code"] * arguments.changed_code
+            + ["--quiet"] * arguments.quiet
+        )
         with rounds.open("rb") as lines:
-            code = _run_command(words, lines, call.on_round)
+            code = _run_command(words, lines, arguments.on_round)
         if code != 0:
-            raise recorded(errors) or _explain_exit_code(code, call.folder)
-    return call.folder
+            raise recorded(errors) or _explain_exit_code(code, arguments.folder)
+    return arguments.folder
 
 
 def _run_command(words: list[str], rounds: BinaryIO, on_round: OnRound | None) -> int:
@@ -233,12 +237,12 @@ def _explain_exit_code(code: int, folder: Path) -> Exception:
     return RunError(f"the process of the run {end}; go on with resume=True, out={str(folder)!r}")
 
 
-def _run_in_this_process(call: _Call) -> Path:
+def _run_in_this_process(arguments: _RunArguments) -> Path:
     """Runs a configuration on one rank, in this process; returns the folder."""
-    if call.ranks not in (None, 1):
-        raise ConfigError(f"ranks = {call.ranks} with in_process=True, which has 1; leave one of them out")
+    if arguments.ranks not in (None, 1):
+        raise ConfigError(f"ranks = {arguments.ranks} with in_process=True, which has 1; leave one of them out")
     with fresh_process():
-        return _run_on_this_rank(replace(call, ranks=1), interrupts=_stop_at_interrupt)
+        return _run_on_this_rank(replace(arguments, ranks=1), interrupts=_stop_at_interrupt)
 
 
 @contextmanager
@@ -267,32 +271,38 @@ def _stop_at_interrupt(stop: Stop) -> Iterator[None]:
 _run_numbers = count()  # ranks connect anew for each run of this process
 
 
-def _run_on_this_rank(call: _Call, interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None) -> Path:
+def _run_on_this_rank(
+    arguments: _RunArguments, interrupts: Callable[[Stop], AbstractContextManager[None]] | None = None
+) -> Path:
     """Runs a configuration together with the other ranks; returns the folder.
 
     A collective error is raised on all ranks. An error of this rank alone ends all ranks, which would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_run_numbers))
-    num_ranks(call.ranks, call.config, launch)
-    config = parse(call.config.resolved())
+    num_ranks(arguments.ranks, arguments.config, launch)
+    config = parse(arguments.config.resolved())
     transport = connect(config, launch)
     if launch.rank == 0:
         write_exit_code(os.environ, "lost")
     on_round_errors: list[Exception] = []
     try:
-        resumes = call.resume or launch.restarts > 0
+        resumes = arguments.resume or launch.restarts > 0
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
         is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals
         with (
-            RunProgress(config, call.quiet, False, transport.rank) as progress,
+            RunProgress(config, arguments.quiet, False, transport.rank) as progress,
             noted_signals(stop, lambda: bool(describe_ended(transport.peers))) if is_main else nullcontext(),
             interrupts(stop) if is_main and interrupts else nullcontext(),
         ):
             early_signals.stop_watching()
             placed, context = make_context(config, transport, launch, stop)
-            context = replace(context, announce=partial(show_start, config, call.folder, context, launch, call.quiet))
-            observe = _make_observer(progress, call.on_round, stop, on_round_errors)
-            start = partial(experiment.run, placed, call.folder, context, observe, changed_code=call.changed_code)
+            context = replace(
+                context, announce=partial(show_start, config, arguments.folder, context, launch, arguments.quiet)
+            )
+            observe = _make_observer(progress, arguments.on_round, stop, on_round_errors)
+            start = partial(
+                experiment.run, placed, arguments.folder, context, observe, changed_code=arguments.changed_code
+            )
             run = start(resume="if_there" if resumes else "never")
         transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # raised on every rank
@@ -304,7 +314,7 @@ def _run_on_this_rank(call: _Call, interrupts: Callable[[Stop], AbstractContextM
             raise on_round_errors[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
-        raise Stopped(f"{reason}; go on with resume=True, out={str(call.folder)!r}") from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(arguments.folder)!r}") from reason
     except BaseException as error:
         _abort_all(transport, error)
         raise

@@ -426,7 +426,7 @@ def _find_key_with_slash(value: Mapping[str, object]) -> str | None:
     return next((key for key in (*value, *deeper) if key is not None and "/" in str(key)), None)
 
 
-def call_server(
+def call_server_method(
     algorithm: Algorithm, method: str, round: int, reads: Mapping[str, Tensor | Tree], *arguments: Any
 ) -> Any:
     """Calls a method of the server, up to round 1 twice if it is from outside; returns a tree of tensors.
@@ -446,13 +446,17 @@ def call_server(
 
 def check_repeated(algorithm: Algorithm, method: str, returned: Tree, again: Tree) -> None:
     """Raise `AlgorithmError` if a second call with the same arguments returned other bits."""
-    leaves = dict(tree.leaves(again))
-    for path, leaf in tree.leaves(returned):
-        if path not in leaves or not are_equal(leaf, leaves[path]):
-            raise AlgorithmError(
-                f"{type(algorithm).__name__}.{method} returns another {path} when it is called again with the same "
-                f"arguments, so that a run could not be repeated; {_RANDOM_ADVICE}"
-            )
+    if paths := different_bits(returned, again):
+        raise AlgorithmError(
+            f"{type(algorithm).__name__}.{method} returns another {paths[0]} when it is called again with the same "
+            f"arguments, so that a run could not be repeated; {_RANDOM_ADVICE}"
+        )
+
+
+def different_bits(one: Tree, other: Tree) -> list[str]:
+    """Returns the paths whose leaves differ in any bit, or that only the first tree has."""
+    others = dict(tree.leaves(other))
+    return [path for path, leaf in tree.leaves(one) if path not in others or not are_equal(leaf, others[path])]
 
 
 def check_returned(algorithm: Algorithm, method: str, returned: object) -> None:

@@ -15,7 +15,7 @@ from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.contract import ANSWERED, call_server, calling, check_returned, check_state
+from pflmpi.runtime.contract import ANSWERED, call_server_method, calling, check_returned, check_state
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.text import format_bytes
@@ -53,7 +53,7 @@ def exchange(
         _store_answers(population, groups, send_answers(transport, setup.declared, answers, now.training))
     published: Messages | None = None
     if transport.rank == 0:
-        published = call_server(algorithm, "publish", now.round, {"server": server}, task, server, now.receivers)
+        published = call_server_method(algorithm, "publish", now.round, {"server": server}, task, server, now.receivers)
     homes = Homes(setup.placement.home, population.kept)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, homes)
     return ServerRound(server, published, diagnostics), reply
@@ -68,13 +68,13 @@ def _update_server(
     reads: Tree = {"server": server, "up": {**up}}
     answers: Messages | None = None
     if setup.declared.answers:
-        answers = call_server(algorithm, "answer", now.round, reads, task, server, up, round)
+        answers = call_server_method(algorithm, "answer", now.round, reads, task, server, up, round)
     diagnostics: Mapping[str, Tensor] = {}
     if not now.opening:  # in every round, because a signal may require a checkpoint after any
         with calling(algorithm, "diagnose", now.round, reads=reads):  # may measure time
             diagnostics = algorithm.diagnose(task, server, up, round)
         check_returned(algorithm, "diagnose", diagnostics)
-    new_server = call_server(algorithm, "server_update", now.round, reads, task, server, up, round)
+    new_server = call_server_method(algorithm, "server_update", now.round, reads, task, server, up, round)
     check_state(algorithm, "server_update", new_server, server)
     _check_finite(algorithm, now.round, new_server, server)
     return new_server, answers, diagnostics

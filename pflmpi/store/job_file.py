@@ -149,11 +149,11 @@ def read_restarts(folder: Path) -> dict[str, int]:
     return {
         job: restarts
         for job, restarts in _read_all_restarts(folder).items()
-        if job not in places or _is_of(places[job], folder)
+        if job not in places or _was_made_in(places[job], folder)
     }
 
 
-def _is_of(record: _Place | Submission, folder: Path) -> bool:
+def _was_made_in(record: _Place | Submission, folder: Path) -> bool:
     """Whether a record was made in this folder, not in one that it was copied from."""
     return record.folder in (0, folder.stat().st_ino)
 
@@ -167,7 +167,7 @@ def _read_all_restarts(folder: Path) -> dict[str, int]:
 
 def read_submissions(folder: Path) -> dict[str, Submission]:
     """Reads what `submit` recorded, by job id, without that of a folder that was copied; the newest job is last."""
-    return {job: submission for job, submission in _records(folder, Submission) if _is_of(submission, folder)}
+    return {job: submission for job, submission in _records(folder, Submission) if _was_made_in(submission, folder)}
 
 
 def compute_usage(folder: Path) -> Usage | None:
