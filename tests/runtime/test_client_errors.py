@@ -130,3 +130,17 @@ def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_
     rows = torch.tensor([[0.5, 2.0], values])
     errors = client_errors._find_diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
     assert list(errors) == ([7] if diverged else [])
+
+
+@pytest.mark.parametrize("executor", ["lanes", "loop"])
+def test_a_client_that_diverges_is_named_and_its_padding_not_blamed(executor, tmp_path):
+    x = 1e3 * np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "my.npz", x=x.astype(np.float32), y=x.sum(1).astype(np.float32))
+    raw = quick_run.settings(algorithm={"name": "pfedme"}, runtime={"executor": executor})
+    raw["data"], raw["partition"] = (
+        {"path": str(tmp_path / "my.npz"), "task": "regression"},
+        {"name": "iid", "clients": 3},
+    )
+    raw["model"], raw["training"] = {"name": "mlp", "hidden": 4}, {"rounds": 1, "lr": 0.1}
+    with pytest.raises(PflmpiError, match=r"client 0 diverged in client_update .*; lower training.lr"):
+        quick_run.run(raw, tmp_path / "run")

@@ -22,12 +22,14 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedper import FedPer
+from pflmpi.config.load import parse
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.client import ClientData, average, cross_entropy, model_loss, uniform
 from pflmpi.learning.diagnostics import PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Mean, Messages, Shared, Sum
 from pflmpi.tree import Tree
 
@@ -302,6 +304,24 @@ def test_a_run_that_was_tried_is_not_tried_again(tmp_path, monkeypatch):
     quick_run.resume(tmp_path / "run", ("training.rounds=4",))
     with pytest.raises(RunError, match=r"Drawing.client_update returns another up/.* when it is called again"):
         open_run(tmp_path / "run").fork(tmp_path / "fork")
+
+
+def test_repeating_is_tried_with_one_thread_because_several_add_gradients_in_any_order(tmp_path, monkeypatch):
+    threads = []
+
+    class Noting(FedPer):
+        def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            threads.append(torch.get_num_threads())
+            return super().client_update(task, client, down, data)
+
+    monkeypatch.setitem(ALGORITHMS._objects, "noting", Noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        prepare(parse(quick_run.settings(algorithm={"name": "noting"}, runtime={"executor": "loop"})), HOST)
+        assert threads == [1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_diagnostic_may_be_a_time(tmp_path, monkeypatch):
