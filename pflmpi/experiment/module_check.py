@@ -186,16 +186,13 @@ def _train_in_lanes(task: Task, initial: Tree, batches: Sequence[Sequence[Batch]
         keys = torch.zeros(_STEPS, dtype=torch.int64)
         lane_batches = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
         model = train(task, model, lane_batches, model_loss(task), _RATE)
-        if not task.architecture.suits_lanes:  # trained in lanes, but not tested in them
-            return {"model": model}
         with torch.no_grad():
             return {"model": model, "scores": task.predict(model, images[0])}
 
     trained: Tree = torch.func.vmap(in_lane)(tree.stack([initial, initial]), images, labels, weight)
     results = [tree.row(trained, client) for client in range(2)]
-    if "scores" in trained:
-        for result, size in zip(results, _SIZES, strict=True):
-            result["scores"] = tree.leaf(result, "scores")[:size]
+    for result, size in zip(results, _SIZES, strict=True):
+        result["scores"] = tree.leaf(result, "scores")[:size]
     return results
 
 
@@ -209,10 +206,9 @@ def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]
                 what = "does not move" if are_equal(value, start) else f"is off by {error:.2g}"
                 cause = causes[path.partition("/")[0]]
                 return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {change:.2g}; {cause}"
-        if "scores" in result:
-            scores, target = tree.leaf(result, "scores"), tree.leaf(plain, "scores")
-            if not _are_close(scores, target):
-                return f"its scores in evaluation are off by {_largest_difference(scores, target):.2g}"
+        scores, target = tree.leaf(result, "scores"), tree.leaf(plain, "scores")
+        if not _are_close(scores, target):
+            return f"its scores in evaluation are off by {_largest_difference(scores, target):.2g}"
     return ""
 
 

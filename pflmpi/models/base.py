@@ -42,8 +42,8 @@ class Architecture(ABC):
         has_batch_norm: whether training updates the part "stats" of the weights.
         draws_noise: whether training draws noise, as dropout does, from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
-        suits_lanes: whether PyTorch can compute many clients in one call; recurrent layers can then only be trained,
-            and attention is computed client by client.
+        suits_lanes: whether `executor: auto` may choose lanes; PyTorch takes recurrent layers apart and computes
+            attention client by client there.
         trains_channels_last: whether weights of four axes have the second one innermost in memory while they are
             trained client by client, on a CPU, or on a GPU in tf32 or bf16: convolutions may be faster then, and
             nothing may take a `view` of them.

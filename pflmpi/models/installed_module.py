@@ -139,7 +139,7 @@ class InstalledModule:
         try:
             self._fill(tensors)
             with forward_pass(self.dropouts.values(), key):
-                output: Tensor = self.module(x)
+                output = self._forward_in_lane(x)
             for name in self.state:
                 owner, slot = self._slots[name][0]
                 if owner[slot] is not leaves[name]:
@@ -151,6 +151,14 @@ class InstalledModule:
             for layer in self.dropouts.values():
                 layer.key = None
         self._check_constants(leaves, versions)
+        return output
+
+    def _forward_in_lane(self, x: Tensor) -> Tensor:
+        """Inside a derivative vmap sees the steps of recurrent layers, outside of one an operation it cannot batch."""
+        if not any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in self.module.modules()):
+            output: Tensor = self.module(x)
+        else:
+            output = torch.func.vjp(lambda _: self.module(x), torch.zeros(()))[0]
         return output
 
     def _fill(self, tensors: Iterable[tuple[Slot, Tensor]]) -> None:

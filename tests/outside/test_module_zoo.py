@@ -140,6 +140,14 @@ class GatedRecurrent(Recurrent):
     kind = nn.GRU
 
 
+class RecurrentCell(Base):
+    def make(self) -> None:
+        self.step = nn.LSTMCell(8, 6)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.step(x.view(-1, 8, 8)[:, 0])[0] + self.first(x)
+
+
 class Attentive(Base):
     def make(self) -> None:
         self.rows = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -812,7 +820,7 @@ class Routed(Base):
 
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, FrozenFirst,
-    FrozenConvolutional, Recurrent, GatedRecurrent,
+    FrozenConvolutional, Recurrent, GatedRecurrent, RecurrentCell,
     Attentive, Normalised, OldNormalised, Spectral, Scripted, Orthogonal, Listed, Tied, Masked, BackwardHooked,
     ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, SizedByHead, HookedHead, Renewed,
     Climbing, CountedInPlace, RandomFeatures, DroppingNothing, DroppedTwice, KeyedDeep, Looking,
@@ -1013,12 +1021,13 @@ def test_a_module_whose_bits_depend_on_padding_is_computed_in_a_loop_or_refused_
         quick_run.run(settings(Summed, runtime={"executor": "lanes"}), tmp_path / "2")
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
-def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(algorithm, tmp_path):
-    """With FedPer each client is tested with a model of its own."""
+@pytest.mark.parametrize("module", [Recurrent, RecurrentCell])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "fedproto"])
+def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(algorithm, module, tmp_path):
+    """With FedPer each client is tested with a model of its own; FedProto also computes features without training."""
     for executor in ("auto", "lanes"):
         sections = {"algorithm": {"name": algorithm}, "runtime": {"executor": executor, "lanes": 2}}
-        raw = settings(Recurrent, training={**TRAINING, "steps": 12}, **sections)
+        raw = settings(module, training={**TRAINING, "steps": 12}, **sections)
         quick_run.run(raw, tmp_path / executor)
     assert stored_config(tmp_path / "auto", ()).runtime.executor == "loop"
     loop, lanes = (state_of(tmp_path / executor, 1) for executor in ("auto", "lanes"))

@@ -1,6 +1,5 @@
 """Many clients in one vmapped call, for small models, where launching an operation costs more than its arithmetic."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores, collect_inputs
 from pflmpi.runtime.counts import Counts, count_results
-from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, Loop
+from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
     LanePass,
@@ -48,9 +47,6 @@ class Lanes(Executor):
         return as_messages(tree.to_host(self._call_in_lanes(self.algorithm.introduce, clients, states, (), 0, {})))
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
-        if not self.task(clients).architecture.suits_lanes:  # PyTorch may train it in vmap, but not test it there
-            loop = Loop(*(getattr(self, field.name) for field in dataclasses.fields(Loop)))
-            return loop.evaluate(clients, states, down, round)
         task = self.task(clients).replace(batched=True)
         tests = [self.federation.test[client] for client in clients]
         pool = self.pool.on_device(tests)
