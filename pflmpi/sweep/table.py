@@ -320,12 +320,16 @@ def select_cells(all_cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cel
     """Selects cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
     if not patterns:
         return [*all_cells]
-    names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in all_cells))
+    pairs = list(dict.fromkeys((cell.row, cell.column) for cell in all_cells))
+    names = [f"{row}/{column}" for row, column in pairs]
     selected_names: set[str] = set()
     for pattern in patterns:
         matches = [name for name in names if matches_pattern(name.casefold(), pattern.casefold())]
         if not matches:
-            raise ConfigError(f"--only {pattern!r} matches none of the cells {', '.join(names)}")
+            rows, columns = (", ".join(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
+            raise ConfigError(
+                f"--only {pattern!r} matches none of the cells ROW/COLUMN; rows: {rows}; columns: {columns}"
+            )
         selected_names.update(matches)
     return [cell for cell in all_cells if f"{cell.row}/{cell.column}" in selected_names]
 
