@@ -108,6 +108,7 @@ def alternate(
 
     Like `train`, with an optimizer for each phase.
     """
+    _check_not_differentiated("`train` or `alternate`", params)
     if shared := params.keys() & fixed.keys():
         raise ValueError(f"`fixed` has {', '.join(sorted(shared))}, which the parameters have too; choose other names")
     faster = task.device.type == "cpu" or task.training.precision != "fp32"  # GPUs gain by it on tensor cores only
@@ -164,8 +165,13 @@ def _explain_outside_tensor(tensor: Tensor, phases: Sequence[Phase]) -> str:
 def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> tuple[Tree, Tensor]:
     """The gradient of a loss with respect to some parts of the parameters, and its value; 0 for padding alone.
 
-    The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
+    Both are constants, without second derivatives. The parameters are not changed, but batch-norm statistics in
+    `params["stats"]` follow the forward pass in place.
+
+    Raises:
+        ValueError: the parameters are being differentiated, as in a loss; there `torch.func.grad` is right.
     """
+    _check_not_differentiated("`gradient`", params)
     weights = tree.map(Tensor.detach, select_trained(params, parts))
     if not task.batched:
         weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
@@ -177,6 +183,17 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
         return torch.zeros_like(leaf) if grad is None else grad
 
     return tree.map(gradient_or_zeros, weights), value.detach()
+
+
+def _check_not_differentiated(function: str, params: Tree) -> None:
+    """Raises `ValueError` inside a loss whose gradient should also flow through the result of a function."""
+    path = next((path for path, leaf in tree.leaves(params) if leaf.requires_grad), None)
+    if path is not None:
+        raise ValueError(
+            f"{function} was given {path!r}, which is being differentiated, as in a loss, and no gradient flows "
+            "through its result; use torch.func.grad, or, where a constant is meant, give it "
+            "tree.map(torch.Tensor.detach, params)"
+        )
 
 
 def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:

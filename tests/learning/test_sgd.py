@@ -190,6 +190,36 @@ def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing():
     np.testing.assert_allclose(moved["head"]["weight"], after, atol=1e-6)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_gradient_and_train_are_refused_in_a_loss_that_would_be_differentiated_through_them(batched):
+    task, batch = small_task.task().replace(batched=batched), small_task.batch(0, size=1)
+    batch = small_task.padded(batch.x, batch.y, torch.ones(1)) if batched else batch
+
+    def square(params, batch):
+        return params["part"]["weight"] ** 2
+
+    def trained(inner):
+        def loss(params, batch):  # ((1 - 0.5) w)^2 where the gradient is no constant
+            return square(sgd.step(params, inner(params, batch), 0.25), batch)
+
+        def train_one(weight):
+            return train(task, {"part": {"weight": weight}}, [batch] * 2, loss, 1.0)["part"]["weight"]
+
+        return torch.func.vmap(train_one)(torch.ones(2))[1] if batched else train_one(torch.ones(()))
+
+    def of_constants(params, batch):
+        return sgd.gradient(task, tree.map(torch.Tensor.detach, params), square, batch, ("part",))[0]
+
+    for function, inner in (
+        ("`gradient`", lambda params, batch: sgd.gradient(task, params, square, batch, ("part",))[0]),
+        ("`train` or `alternate`", lambda params, batch: train(task, params, [batch], square, 0.25)),
+    ):
+        with pytest.raises(ValueError, match=rf"{function} was given 'part/weight', .* use torch.func.grad"):
+            trained(inner)
+    assert trained(of_constants) == 0
+    assert trained(lambda params, batch: torch.func.grad(lambda params: square(params, batch))(params)) == 0.25
+
+
 def test_held_out_samples_are_the_same_in_every_pass_and_apart_from_the_rest():
     samples = np.arange(100, 137)
     sides = [
