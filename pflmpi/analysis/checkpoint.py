@@ -229,7 +229,7 @@ class LeafRows:
 
     def __getitem__(self, index: Any) -> Any:
         """Indexes like NumPy, but reads only the rows that the first index selects."""
-        first, *rest = index if isinstance(index, tuple) else (index,)
+        first, *rest = (index or (...,)) if isinstance(index, tuple) else (index,)
         if isinstance(first, list):
             first = np.array(first) if first else np.empty(0, np.int64)
         if not _selects_clients(first):

@@ -37,6 +37,10 @@ def same(index):
     assert np.array_equal(actual, expected), index
 
 
+def test_an_empty_index_is_the_whole_array():
+    same(())
+
+
 @given(basic_indices(SHAPE, allow_newaxis=True, allow_ellipsis=True))
 def test_slices_numbers_ellipses_and_new_axes(index):
     same(index)
