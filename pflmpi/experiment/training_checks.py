@@ -128,8 +128,13 @@ def _untransformable(name: str, kind: Uplink, chosen: Iterable[str], algorithm: 
     if not isinstance(kind, Mean):
         return ""
     other = received is None or isinstance(received, OwnClasses) or tree.differences(received.like, kind.like)
-    if algorithm.introduces or other:
-        return f"{name!r} without having received the same, so that there is no change to transform"
+    if algorithm.introduces:
+        return f"{name!r} before the first round too, when nothing has been received"
+    if other and not kind.is_change:
+        return (
+            f"{name!r} without having received the same, so that there is no change to transform (a message that is a "
+            "change itself is declared with Mean(..., is_change=True))"
+        )
     for path, leaf in tree.leaves(kind.like):
         if path.split("/")[0] in task.shared_stats:
             return f"{path}, which a transform could make negative (training.bn: local keeps it with the client)"

@@ -38,9 +38,15 @@ class Mean(Sum):
     """Trees shaped `like`, averaged over the participants with weights n_i (`samples`) or 1 (`clients`).
 
     What is not floating, such as a counter or an index, is never averaged: it is that of the participant of lowest id.
+
+    Attributes:
+        is_change: what the transforms of `uplink` apply to. False: the difference to the message of the same name and
+            form that the client has received, so the message is a model; without such a one they are refused. True: the
+            message itself, which is a change already, whatever the client has received under its name.
     """
 
     by: Literal["samples", "clients"] = "samples"
+    is_change: bool = False
 
     def __post_init__(self) -> None:
         if self.by not in ("samples", "clients"):

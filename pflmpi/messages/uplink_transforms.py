@@ -1,11 +1,12 @@
 """Transforms of a client's messages before they leave it: clipping, Gaussian noise, top-k, quantisation.
 
 A mean of models is transformed as the difference to what the client received: the server sees received + T(sent -
-received). T clips the difference of all messages together to an L2 norm (DP-FedAvg: McMahan et al., Learning
-Differentially Private Recurrent Language Models, ICLR 2018), adds noise, sends its largest values and what earlier
-rounds left out (error feedback: Stich et al., Sparsified SGD with Memory, NeurIPS 2018), and rounds each parameter
-without bias (QSGD: Alistarh et al., NeurIPS 2017; error feedback then has the rounding too, as in Qsparse-local-SGD:
-Basu et al., NeurIPS 2019). Class means are no difference: each is rounded as it is, and its label and count stay.
+received), of a mean of changes (`Mean.is_change`) T(sent). T clips the difference of all messages together to an L2
+norm (DP-FedAvg: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018), adds noise,
+sends its largest values and what earlier rounds left out (error feedback: Stich et al., Sparsified SGD with Memory,
+NeurIPS 2018), and rounds each parameter without bias (QSGD: Alistarh et al., NeurIPS 2017; error feedback then has the
+rounding too, as in Qsparse-local-SGD: Basu et al., NeurIPS 2019). Class means are no difference: each is rounded as it
+is, and its label and count stay.
 
 Ranks send each other float32: the logical bytes are those of the transformed message. Clients are computed one by one,
 so that no bit depends on which others are computed with them.
@@ -105,13 +106,16 @@ def transform(
         up: what was declared.
         seed: of the run.
         messages: [m, ...] as the algorithm returned them; they are not changed.
-        received: messages [m, ...] with the names of all means.
+        received: messages [m, ...] with the names of all means that are no changes.
         residual: [m, n] of the rounds before; None without `top_k`. The new one is on the host.
     """
     sent = {name: tree.clone(messages[name]) for name in messages}
-    means = [name for name, kind in sorted(up.items()) if isinstance(kind, Mean)]
+    means = {name: kind for name, kind in sorted(up.items()) if isinstance(kind, Mean)}
     out = [leaf for name in means for _, leaf in tree.leaves(sent[name])]
-    old = [leaf for name in means for _, leaf in tree.leaves(received[name])]
+    starts = [
+        tree.map(torch.zeros_like, sent[name]) if kind.is_change else received[name] for name, kind in means.items()
+    ]
+    old = [leaf for start in starts for _, leaf in tree.leaves(start)]
     class_means = [tree.leaf(sent[name], "means") for name, kind in sorted(up.items()) if isinstance(kind, ClassMeans)]
     new_residual = None if residual is None else torch.empty_like(residual)
     for row, client in enumerate(clients.tolist()):

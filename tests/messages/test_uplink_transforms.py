@@ -38,6 +38,14 @@ def test_what_is_clipped_is_the_change_against_what_was_received():
     assert model["a"].tolist() == [[10.0, 2.0]]
 
 
+def test_a_mean_of_changes_is_clipped_as_it_is_beside_a_model():
+    like, ones = {"a": tensor(1)}, {"a": torch.ones(1, 1)}
+    up = {"change": Mean(like, is_change=True), "model": Mean(like)}
+    messages = {"change": {"a": torch.tensor([[6.0]])}, "model": {"a": torch.tensor([[9.0]])}}
+    sent, _ = transform(UplinkConfig(clip=5.0), up, 0, 1, ONE, messages, {"change": ones, "model": ones}, None)
+    assert sent["change"]["a"].item() == pytest.approx(3.0) and sent["model"]["a"].item() == pytest.approx(1 + 4.0)
+
+
 def test_noise_is_clip_times_its_multiple_and_another_for_each_seed_round_and_client():
     zeros = {"a": np.zeros((2, 20_000), np.float32)}
     noise, _ = sent(zeros, clients=np.array([1, 2]), clip=4.0, noise=0.5)

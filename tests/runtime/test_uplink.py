@@ -1,12 +1,19 @@
 """`uplink`: runs whose clients clip, blur, thin out and round what they send."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 import quick_run
+from pflmpi import tree
+from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.analysis.run import open_run
 from pflmpi.errors import ConfigError
+from pflmpi.learning.client import model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.messages.kinds import Mean, Shared
 from pflmpi.store import metrics_file, run_folder
 from planned_run import planned
 
@@ -52,6 +59,61 @@ def test_a_round_moves_the_model_by_the_clipped_change_of_its_participant(tmp_pa
     assert len(run_folder.read_metrics(tmp_path / "run", 1)["participants"]) == 1
     for round in (1, 2):
         assert np.linalg.norm(change_of_round(tmp_path / "run", round)) == pytest.approx(1e-3, rel=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsChange(FedAvg):
+    """FedAvg whose clients send their change, and receive the mean change of the round before."""
+
+    is_change: bool = True
+    received_as: str = "change"  # the name of the mean change
+
+    def uplink(self, task):
+        return {"change": Mean(task.like(), by="clients", is_change=self.is_change)}
+
+    def downlink(self, task):
+        return {"model": Shared(task.like()), self.received_as: Shared(task.like())}
+
+    def init_server(self, task):
+        return {"model": task.init(), "change": tree.map(torch.zeros_like, task.init())}
+
+    def publish(self, task, server, receivers):
+        return {"model": server["model"], self.received_as: server["change"]}
+
+    def client_update(self, task, client, down, data):
+        model = train(task, down["model"], data.passes["train"], model_loss(task), data.learning_rate)
+        return {}, {"change": tree.map(torch.sub, model, down["model"])}
+
+    def server_update(self, task, server, up, round):
+        return {"model": tree.map(torch.add, server["model"], up["change"]), "change": up["change"]}
+
+
+def sends_change(uplink, **options):
+    base = {"uplink": uplink, "checkpoint": {"keep": 0}, "training": {"rounds": 3, "participation": 0.1}}
+    return quick_run.settings(base, algorithm={"name": f"{__file__}:SendsChange", **options})
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("uplink", [{"clip": 1e-3}, {"top_k": 0.1}])
+def test_a_mean_of_changes_is_transformed_as_it_is_whatever_has_been_received(uplink, executor, tmp_path):
+    digests = set()
+    for name, ranks in (("change", 1), ("change", 2), ("mean", 1)):
+        raw = {**sends_change(uplink, received_as=name), "runtime": {"device": "cpu", "executor": executor}}
+        digests.add(quick_run.run(raw, tmp_path / f"{name}{ranks}", ranks))
+    assert len(digests) == 1
+    for number in (1, 2, 3):
+        server = run_folder.read_server(tmp_path / "change1", number)
+        change = np.concatenate([server[path].ravel() for path in server if path.startswith("change/")])
+        if "clip" in uplink:
+            assert np.linalg.norm(change) == pytest.approx(1e-3, rel=1e-5)
+        else:
+            assert np.count_nonzero(change) == round(0.1 * len(change))
+
+
+def test_a_mean_that_is_not_received_is_refused_unless_it_is_declared_a_change(tmp_path):
+    planned(sends_change({"clip": 1.0}, received_as="mean"), 1)
+    with pytest.raises(ConfigError, match=r"sends 'change' without having received the same.*is_change=True"):
+        planned(sends_change({"clip": 1.0}, received_as="mean", is_change=False), 1)
 
 
 def test_what_is_not_sent_waits_with_the_client_and_newcomers_begin_with_nothing(tmp_path):
