@@ -7,7 +7,7 @@ import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -264,14 +264,15 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     Raises:
         ConfigError: a module is not trained as PyTorch trains it, or not in lanes where those are configured.
     """
-    executor = experiment.config.runtime.executor
+    executor, tasks, cohort = experiment.config.runtime.executor, experiment.tasks, experiment.cohort
     in_lanes = executor == "lanes"
     images = experiment.federation.dataset.images
-    problem = check_modules(experiment.tasks, experiment.cohort, experiment.federation, in_lanes)
+    problem = check_modules(tasks, cohort, experiment.federation, in_lanes)
     if not problem and in_lanes and experiment.transform is not None:
         problem = find_mixing(experiment.transform, images)
     if not problem and in_lanes and configured == "auto":
-        problem = find_lane_problem(experiment.config.algorithm, experiment.tasks, experiment.cohort, images)
+        works_in_loop = partial(checks.can_update, partial(_trial, experiment))
+        problem = find_lane_problem(experiment.config.algorithm, tasks, cohort, images, works_in_loop)
     if not problem:
         return executor
     if configured == "lanes":
@@ -307,11 +308,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
-
-    def trial() -> checks.OneStep:
-        one_client = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
-        return executor_of(one_client, checks.OneStep)
-
+    trial = partial(_trial, experiment)
     checks.check_optimizer(training, trial)
     if is_new and outside.is_from_outside(type(algorithm)):
         checks.check_repeats(trial())
@@ -321,6 +318,12 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     if training.stop is not None:
         checks.check_stop(training.stop, config.evaluation, trial())
     return experiment
+
+
+def _trial(experiment: Experiment) -> checks.OneStep:
+    """Builds the executor of trial updates."""
+    one_client = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
+    return executor_of(one_client, checks.OneStep)
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:

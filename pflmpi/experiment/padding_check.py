@@ -1,6 +1,6 @@
 """Whether `client_update` and transforms are independent of the padding of batches in lanes, tried before the run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -40,7 +40,13 @@ def check_padding(algorithm: Algorithm, task: Task, client: int, images: np.ndar
         raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
 
 
-def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, images: np.ndarray) -> str:
+def find_lane_problem(
+    algorithm: Algorithm,
+    tasks: Sequence[Task],
+    cohort: np.ndarray,
+    images: np.ndarray,
+    works_in_loop: Callable[[], bool],
+) -> str:
     """Returns why an algorithm or a model from outside the package cannot be computed in lanes; "" where it can.
 
     Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.
@@ -49,18 +55,20 @@ def find_lane_problem(algorithm: Algorithm, tasks: Sequence[Task], cohort: np.nd
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
         images: [n, ...] of the dataset.
+        works_in_loop: whether a client can be computed alone.
     """
     own_models = any(isinstance(task.architecture, ModuleArchitecture) for task in tasks)
     if not own_models and not outside.is_from_outside(type(algorithm)):
         return ""
-    try:
-        problems = (
-            _padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)
-            for number, task in enumerate(tasks)
-        )
-        return next(filter(None, problems), "")
-    except Exception as error:
-        return first_line(error) if isinstance(error.__cause__, RuntimeError) else ""
+    for number, task in enumerate(tasks):
+        try:
+            problem = _padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)
+        except Exception as error:
+            of_lanes = isinstance(error.__cause__, RuntimeError) or works_in_loop()
+            problem = first_line(error) if of_lanes else ""
+        if problem:
+            return problem
+    return ""
 
 
 def find_mixing(transform: Transform, images: np.ndarray) -> str:

@@ -279,6 +279,15 @@ def check_optimizer(training: TrainingConfig, trial: Callable[[], "OneStep"]) ->
         )
 
 
+def can_update(trial: Callable[[], "OneStep"]) -> bool:
+    """Whether `client_update` computes a client alone without an error."""
+    try:
+        next(trial().try_updates(1, LocalTraining(None, ())))
+    except Exception:
+        return False
+    return True
+
+
 def check_repeats(trial: "OneStep") -> None:
     """Raise `AlgorithmError` if `client_update` returns other values when it is called again."""
     threads = torch.get_num_threads()

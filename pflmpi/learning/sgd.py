@@ -6,7 +6,7 @@ without a real sample changes nothing.
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -315,13 +315,14 @@ def _lane_gradients(
     reached: list[int] = []  # indices of the leaves with a gradient
 
     def loss_and_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        remaining = iter(leaves)
-        assert batch.padding is not None
-        padded = task.architecture.has_batch_norm and not batch.padding.full
-        with MaskedBatchNorm(batch.padding.weight) if padded else nullcontext():
+        remaining, padding = iter(leaves), batch.padding
+        masked: AbstractContextManager[object] = nullcontext()
+        if padding is not None and task.architecture.has_batch_norm and not padding.full:
+            masked = MaskedBatchNorm(padding.weight)
+        with masked:
             value = _check_scalar(loss(overlay(params, tree.map(lambda _: next(remaining), trained)), batch))
-        if batch.padding.active is not None:  # a step of padding alone has no gradient, not even of a proximal term
-            value = batch.padding.active * value
+        if padding is not None and padding.active is not None:
+            value = padding.active * value  # a step of padding alone has no gradient, not even of a proximal term
         grads = torch.autograd.grad(value, leaves, _grad_output_for(value, grad_output), allow_unused=True)
         reached[:] = [index for index, grad in enumerate(grads) if grad is not None]
         return value, [grad for grad in grads if grad is not None]
