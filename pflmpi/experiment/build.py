@@ -311,7 +311,9 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     trial = partial(_trial, experiment)
     checks.check_optimizer(training, trial)
     if is_new and outside.is_from_outside(type(algorithm)):
-        checks.check_repeats(trial())
+        tried = trial()
+        checks.check_repeats(tried)
+        checks.check_prediction(tried)
     if is_new and config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)

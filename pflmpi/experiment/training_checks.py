@@ -3,11 +3,13 @@
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pflmpi import outside, tree
 from pflmpi.algorithms import ALGORITHMS
@@ -21,15 +23,23 @@ from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.measures import MEASURES, Measure, compute_measures
 from pflmpi.learning.participation import SELECTIONS, Participation, is_trace
+from pflmpi.learning.personal import NotAModel
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass, TrainingConfig, count_samples
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Mean, OwnClasses, Uplink, as_messages
+from pflmpi.messages.kinds import Mean, Messages, OwnClasses, Uplink, as_messages
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
 from pflmpi.registry import format_unknown_name
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
-from pflmpi.runtime.contract import calling, check_repeated, collect_inputs, state_and_messages
+from pflmpi.runtime.contract import (
+    calling,
+    check_repeated,
+    check_scores,
+    check_state,
+    collect_inputs,
+    state_and_messages,
+)
 from pflmpi.runtime.counts import measure_columns
 from pflmpi.runtime.executors.base import Loop
 from pflmpi.runtime.progress import metric_columns
@@ -40,6 +50,8 @@ _DEFAULT = TrainingConfig()
 _PARTICIPATION_KEYS = ("selection", "dropout", "deadline", "without_clients")  # which change who trains in a round
 _OPTIMIZER_KEYS = ("optimizer", "momentum", "weight_decay", "clip_norm")
 _MOST_STEPS = 1_000_000  # of one client in one round, whose batch order is drawn at once
+_TRIAL_RATE, _TRIAL_SAMPLES = 0.1, 8  # where results of trials are compared within rounding
+_SCORE_ROUNDING = 1e-4  # allowed difference of scores, relative to 1 + the largest: those of two heads may be added up
 _MOST_TRIED = 10  # rounds; an algorithm may begin with rounds that train nothing
 _log = logging.getLogger(__name__)
 
@@ -303,6 +315,28 @@ def check_repeats(trial: "OneStep") -> None:
     check_repeated(trial.algorithm, "client_update", first, again)
 
 
+def check_prediction(trial: "OneStep") -> None:
+    """Raise `ConfigError` if clients are tested with other scores than those of the model that `personal` describes."""
+    algorithm, task = trial.algorithm, trial.tasks[trial.cohort[0]]
+    personal, kind = algorithm.personal(task), type(algorithm).__name__
+    if type(algorithm).predict is Algorithm.predict or isinstance(personal, NotAModel):
+        return
+    try:
+        tested, described = trial.with_plain_steps().try_scores()
+    except AlgorithmError:  # the first test will raise it
+        return
+    if task.kind.classes:  # a number that is added to all scores of a sample changes nothing
+        tested, described = tested.log_softmax(-1), described.log_softmax(-1)
+    difference, largest = float((tested - described).abs().max()), float(described.abs().max())
+    if math.isfinite(largest) and not difference <= _SCORE_ROUNDING * (1 + largest):
+        raise ConfigError(
+            f"{kind}.predict scores samples otherwise (by up to {difference:.2g} in a trial) than the model that "
+            f"{kind}.personal describes, {personal}, which checkpoints and `export` would have in its place; let "
+            "`personal` return NotAModel('WHAT A CLIENT PREDICTS WITH', nearest=THAT MODEL) of "
+            "pflmpi.learning.personal, or leave `predict` out"
+        )
+
+
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
     """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
     rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
@@ -456,17 +490,46 @@ class OneStep(Loop):
         only_to_adapt = set(filled) <= set(self.algorithm.adapts_with)
         return None if only_to_adapt and not local.counted else local.counted
 
+    def with_plain_steps(self) -> "OneStep":
+        """Returns it with steps of SGD that are large enough for comparing what they lead to."""
+        training = self.tasks[0].training
+        plain = {"lr": _TRIAL_RATE / training.decay(1), "optimizer": "sgd", "precision": "fp32"}
+        training = training.model_copy(update=plain)
+        return replace(self, tasks=tuple(task.replace(training=training) for task in self.tasks))
+
     def try_updates(self, round: int, local: LocalTraining) -> Iterator[Tree]:
         """Yields the state and messages of client 0 after a round with made-up messages, anew each time."""
         task, passes = self.tasks[self.cohort[0]], self.passes(np.array([0]), round)
-        state = initial_client(self.algorithm, task.replace(device=HOST), 0)
-        rng = stream(task.seed, round, 0, "one step")
-        received: Tree = {**make_up_first_messages(self.algorithm, task.replace(device=HOST), 0, rng)}
-        state, received = tree.to(state, self.device), tree.to(received, self.device)
+        state, down = self._begin(round)
         while True:
-            data, down = self._data(0, round, passes, state), as_messages(received)
+            data = self._data(0, round, passes, state)
             reads = collect_inputs(state, down, data.class_counts)
             with calling(self.algorithm, "client_update", round, [0], reads=reads):
-                returned = self.algorithm.client_update(task.replace(local=local), state, down, data)
+                returned = self.algorithm.client_update(task.replace(local=local), state, {**down}, data)
             new, up = state_and_messages(self.algorithm, "client_update", returned)
             yield {"state": new, "up": {**up}}
+
+    def try_scores(self) -> tuple[Tensor, Tensor]:
+        """Scores [B, ...] of samples after an update of client 0: those of `predict`, those of the model in `personal`.
+
+        The first are those of a test, for which the state is adapted; the second those of a checkpoint.
+        """
+        task, algorithm = self.tasks[self.cohort[0]], self.algorithm
+        (first, down), update = self._begin(1), next(self.try_updates(1, LocalTraining(None, ())))
+        check_state(algorithm, "client_update", update["state"], first)
+        state = tree.part(update, "state")
+        data = self._data(0, 1, self.passes_to_adapt(np.array([0]), 1), state)
+        adapted = self._adapted(task, 0, state, down, data) if self.adapts else state
+        x = next(iter(data.train)).x[:_TRIAL_SAMPLES]
+        with calling(algorithm, "predict", 1, [0], reads={"client": adapted, "down": {**down}}), torch.no_grad():
+            tested = algorithm.predict(task, adapted, down, x)
+            check_scores(algorithm, tested, len(x), task.score_shape)
+            return tested, Algorithm.predict(algorithm, task, state, down, x)
+
+    def _begin(self, round: int) -> tuple[Tree, Messages]:
+        """The first state of client 0, and the made-up messages that it receives in a round."""
+        task = self.tasks[self.cohort[0]]
+        rng, on_host = stream(task.seed, round, 0, "one step"), task.replace(device=HOST)
+        state = initial_client(self.algorithm, on_host, 0)
+        received: Tree = {**make_up_first_messages(self.algorithm, on_host, 0, rng)}
+        return tree.to(state, self.device), as_messages(tree.to(received, self.device))

@@ -20,8 +20,12 @@ from comparisons import state_of
 from pflmpi import open_run, tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.ditto import Ditto
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.fedbabu import FedBABU
 from pflmpi.algorithms.fedper import FedPer
+from pflmpi.algorithms.fedrod import FedRoD
+from pflmpi.algorithms.pfedafe import PFedAFE
 from pflmpi.config.load import parse
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError, RunError, UserError
 from pflmpi.experiment.build import prepare
@@ -448,6 +452,57 @@ def test_scores_of_another_shape_are_refused(executor, tmp_path, monkeypatch):
 
     with pytest.raises(RunError, match=r"Mine.predict returned scores of shape \[\d+, 4\] .* \[\d+, 10\]"):
         run(Mine, tmp_path, monkeypatch, executor)
+
+
+class Negated(Ditto):
+    def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
+        return -super().predict(task, client, down, x)
+
+
+class WithReceived(Ditto):
+    predicts_with: ClassVar[tuple[str, ...]] = ("model",)
+
+    def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
+        return (super().predict(task, client, down, x) + task.predict(down["model"], x)) / 2
+
+
+class AsAdapted(FedBABU):
+    def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
+        return task.predict({**down["body"], **client}, x)
+
+
+class ByItself(Ditto):
+    def predict(self, task: Any, client: Any, down: Any, x: Any) -> Any:
+        return task.predict(client["personal"], x).log_softmax(-1)
+
+
+class OfTwoHeads(FedRoD):
+    pass
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedToAdapt(PFedAFE):
+    adaptive: bool = False
+
+
+def try_out(kind, monkeypatch, **sections):
+    """Prepares a new run of an algorithm."""
+    monkeypatch.setitem(ALGORITHMS._objects, "mine", kind)
+    prepare(parse(quick_run.settings(sections, algorithm={"name": "mine"})), HOST)
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("kind", [Negated, WithReceived, AsAdapted])
+def test_a_prediction_by_another_model_than_is_described_is_refused(kind, executor, monkeypatch):
+    name = kind.__name__
+    text = rf"{name}.predict scores samples otherwise .*\d in a trial.* that {name}.personal .*NotAModel\('WHAT A"
+    with pytest.raises(ConfigError, match=text):
+        try_out(kind, monkeypatch, runtime={"executor": executor})
+
+
+@pytest.mark.parametrize("kind", [ByItself, OfTwoHeads, MixedToAdapt])
+def test_an_own_prediction_by_the_model_that_is_described_is_permitted(kind, monkeypatch):
+    try_out(kind, monkeypatch)
 
 
 class Misnamed(FedAvg):
