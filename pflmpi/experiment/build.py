@@ -312,8 +312,8 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     checks.check_optimizer(training, trial)
     if is_new and outside.is_from_outside(type(algorithm)):
         tried = trial()
-        checks.check_repeats(tried)
-        checks.check_prediction(tried)
+        for check in (checks.check_repeats, checks.check_prediction, checks.check_cached_update):
+            check(tried)
     if is_new and config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)

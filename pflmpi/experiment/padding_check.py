@@ -82,11 +82,23 @@ def find_mixing(transform: Transform, images: np.ndarray) -> str:
         for key in torch.arange(_TRIED_KEYS):
             with outside.as_config_error():
                 alone, padded = function(batch[:_REAL], key), function(batch, key)[:_REAL]
-            if _beyond_rounding({"samples": alone.float()}, {"samples": padded.float()}):
+            if beyond_rounding({"samples": alone.float()}, {"samples": padded.float()}):
                 return (
                     f"data.transform: {function.__name__} computes a sample from others of its batch, which has padding"
                 )
     return ""
+
+
+def beyond_rounding(one: Tree, other: Tree) -> list[str]:
+    """Returns the paths whose leaves differ by more than rounding, without booleans, which rounding may flip."""
+    paths = []
+    for path, leaf in tree.leaves(one):
+        if leaf.dtype == torch.bool or not leaf.numel():
+            continue
+        allowed = _ROUNDING * (1 + float(leaf.abs().nan_to_num().max()))
+        if not torch.allclose(leaf, tree.at(other, path), rtol=0, atol=allowed, equal_nan=True):
+            paths.append(path)
+    return paths
 
 
 def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.ndarray) -> str:
@@ -106,7 +118,7 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.n
     if not different_bits(blank, update(filled=True, steps=2)):
         if not own:
             return ""
-        if paths := _beyond_rounding(blank, update(filled=False, steps=1, width=_WIDER)):
+        if paths := beyond_rounding(blank, update(filled=False, steps=1, width=_WIDER)):
             return (
                 f"{name} depends on how much padding is in a batch: {', '.join(paths[:3])} differ; count real samples "
                 "by batch.count in place of len(batch.y)"
@@ -122,18 +134,6 @@ def _padding_problem(algorithm: Algorithm, task: Task, client: int, images: np.n
             advice = f"; average losses over real samples ({helpers})" if own else ""
             return f"{name} depends on {what}: {', '.join(paths[:3])} differ{advice}"
     return ""
-
-
-def _beyond_rounding(one: Tree, other: Tree) -> list[str]:
-    """Returns the paths whose leaves differ by more than rounding, without booleans, which rounding may flip."""
-    paths = []
-    for path, leaf in tree.leaves(one):
-        if leaf.dtype == torch.bool or not leaf.numel():
-            continue
-        allowed = _ROUNDING * (1 + float(leaf.abs().nan_to_num().max()))
-        if not torch.allclose(leaf, tree.at(other, path), rtol=0, atol=allowed, equal_nan=True):
-            paths.append(path)
-    return paths
 
 
 def _update(
