@@ -333,7 +333,7 @@ def check_prediction(trial: "OneStep") -> None:
     if math.isfinite(largest) and not difference <= _SCORE_ROUNDING * (1 + largest):
         raise ConfigError(
             f"{kind}.predict scores samples otherwise (by up to {difference:.2g} in a trial) than the model that "
-            f"{kind}.personal describes, {personal}, which checkpoints and `export` would have in its place; let "
+            f"{kind}.personal describes, which checkpoints and `export` would have in its place; let "
             "`personal` return NotAModel('WHAT A CLIENT PREDICTS WITH', nearest=THAT MODEL) of "
             "pflmpi.learning.personal, or leave `predict` out"
         )
