@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,16 +29,17 @@ _REMEDIES = {
 def replacing(path: Path) -> Iterator[int]:
     """Yield the descriptor of an empty file that, at the end of the block, is flushed and renamed to `path`.
 
-    Until then an existing file of that name is unchanged. If the block or a later step fails, nothing is left behind.
+    Until then an existing file of that name is unchanged, and of several writers at once the last one's file stays. If
+    the block or a later step fails, nothing is left behind.
 
     Raises:
         OSError: the file could not be written; carries its name.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(f"{path.stem}.{secrets.token_hex(4)}{path.suffix}{TEMPORARY}")
     try:
         path.parent.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 yield descriptor
                 os.fsync(descriptor)

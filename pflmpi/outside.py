@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
@@ -129,6 +130,9 @@ def _split(reference: str) -> tuple[str, str]:
     return (place, name) if colon else (reference, "")
 
 
+_FILE_IMPORT = RLock()  # another thread gets no module of which only the first lines have run
+
+
 def _import_file(file: Path) -> ModuleType:
     file = Path(os.path.abspath(file))
     try:
@@ -139,7 +143,7 @@ def _import_file(file: Path) -> ModuleType:
             "-s relative to the working directory; for a run, -s with the key that names it, such as "
             "-s algorithm.name=PATH:CLASS, says where it is now"
         ) from error
-    with _importing(str(file), file):
+    with _importing(str(file), file), _FILE_IMPORT:
         return import_file(file, contents)
 
 

@@ -104,7 +104,8 @@ def discard_after(run: Path, round: int | None) -> None:
     shards = [run / name for name, later in _shards(run).items() if later > last and name not in needed]
     _delete(shards, run / SHARDS)
     for folder in (run, run / SHARDS):
-        _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
+        partial = [path for suffix in ("h5", "csv", "yaml") for path in folder.glob(f"*.{suffix}{atomic.TEMPORARY}")]
+        _delete(sorted(partial), folder)
 
 
 def _shards(run: Path) -> dict[str, int]:

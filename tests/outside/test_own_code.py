@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -325,6 +326,13 @@ def test_the_files_of_a_folder_share_the_modules_beside_them(tmp_path):
     layer, *others = map(outside.load, names)
     assert all(other is layer for other in others) and pickle.loads(pickle.dumps(layer(3))) == layer(3)
     assert outside.load(f"{tmp_path}/third.py:value") is outside.load(f"{tmp_path}/mine.py:value")
+
+
+def test_threads_that_load_one_file_at_once_get_the_whole_of_it(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.2)\ndef value(scores, labels):\n    return 1\n")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(outside.load, [f"{tmp_path}/slow.py:value"] * 2)
+    assert first is second
 
 
 def test_a_file_hides_nothing_that_is_installed_from_those_beside_it(tmp_path):

@@ -208,6 +208,15 @@ def test_an_error_of_a_library_without_a_number_is_shown(tmp_path):
         h5py.File(tmp_path / "text.h5")
 
 
+def test_of_two_writers_of_one_file_the_last_to_end_leaves_its_own_whole(tmp_path):
+    path = tmp_path / "one.txt"
+    with atomic.replacing(path) as first:
+        atomic.write_at(first, b"first", 0)
+        atomic.write(path, b"second, longer")
+        assert path.read_bytes() == b"second, longer"
+    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
+
+
 def test_short_writes_are_continued(world, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, position: real(descriptor, content[:10], position))

@@ -108,6 +108,7 @@ def test_resuming_discards_later_rounds_shards_probes_and_partial_files(run):
         "probe_00002.h5",
         "shards/round_00003_rank_000.h5",
         "shards/round_00003_rank_001.h5.tmp",
+        "metrics.0badcafe.csv.tmp",
         "keep.txt",
     ):
         (run / name).write_bytes(b"part")
