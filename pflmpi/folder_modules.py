@@ -14,6 +14,12 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MARK = "__pflmpi_outside__"  # a global of every module from outside
+CLASSES = "pflmpi_classes"  # a folder of files written for what a notebook or script defines: see `config.main_source`
+
+
+def import_root(file: Path) -> Path:
+    """Returns the folder in which a file's imports begin: its own, or of a file in `CLASSES` the one above."""
+    return file.parents[file.parent.name == CLASSES]
 
 
 def read_files(file: Path, root: Path, within: Path) -> dict[Path, bytes]:
@@ -97,16 +103,17 @@ def import_file(file: Path, contents: dict[Path, bytes]) -> ModuleType:
         file: absolute.
         contents: what `read_files` gives for it.
     """
-    package = _packages.get(file.parent)
+    folder = import_root(file)
+    package = _packages.get(folder)
     if package is None or _has_changed(package):
-        package = _packages[file.parent] = _Package(file.parent, package.version + 1 if package else 0)
+        package = _packages[folder] = _Package(folder, package.version + 1 if package else 0)
         sys.modules[package.__name__] = package
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
     package.contents[file] = contents
     name = f"{package.__name__}.{file.stem}"
     spec = _Finder.find_spec(name, package.__path__)
-    if spec is None or spec.origin != str(file):  # a package of this name lies beside it, or the name has a dot
+    if spec is None or spec.origin != str(file):  # it lies in `CLASSES`, beside a package of its name, or has a dot
         name = f"{package.__name__}.{file.name.replace('.', '-')}"
         spec = spec_from_file_location(name, file, loader=_Loader(name, str(file)))
     assert spec is not None and spec.loader is not None

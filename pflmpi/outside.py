@@ -15,7 +15,7 @@ from threading import RLock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.folder_modules import MARK, holds_installed, import_file, parse, read_files
+from pflmpi.folder_modules import CLASSES, MARK, holds_installed, import_file, import_root, parse, read_files
 from pflmpi.imported_modules import refuse_changed
 from pflmpi.machine import expand_path
 
@@ -71,7 +71,7 @@ def code_hash(reference: str) -> str:
     place, _ = _split(reference)
     if place.endswith(".py"):
         file = Path(place)
-        return _digest(file, file.parent, file.parent)
+        return _digest(file, import_root(file), import_root(file))
     file, root, within = _find_module(place)
     return (_installed_digest if holds_installed(root) else _digest)(file, root, within)
 
@@ -136,7 +136,7 @@ _FILE_IMPORT = RLock()  # another thread gets no module of which only the first 
 def _import_file(file: Path) -> ModuleType:
     file = Path(os.path.abspath(file))
     try:
-        contents = read_files(file, file.parent, file.parent)
+        contents = read_files(file, import_root(file), import_root(file))
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}; a file is named relative to the configuration, with "
@@ -206,10 +206,11 @@ def _read_source(file: str | Path | None) -> ast.Module:
 
 
 def _digest(file: Path, root: Path, within: Path) -> str:
-    """SHA-256 (hex) over a file and those of `read_files`."""
+    """SHA-256 (hex) over a file and those of `read_files`; one in `CLASSES` counts as lying beside the others."""
     total = hashlib.sha256()
     for path, content in read_files(file, root, within).items():
-        total.update(f"{os.path.relpath(path, root)} {len(content)}\n".encode() + content)
+        name = os.path.relpath(path, root).removeprefix(f"{CLASSES}{os.sep}")
+        total.update(f"{name} {len(content)}\n".encode() + content)
     return total.hexdigest()
 
 

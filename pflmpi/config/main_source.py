@@ -12,8 +12,8 @@ from typing import Any
 
 from pflmpi import atomic
 from pflmpi.errors import ConfigError
+from pflmpi.folder_modules import CLASSES
 
-FOLDER = "pflmpi_classes"  # in the working directory
 # Which every class has, and which depend on where it is defined.
 _CLASS_ATTRIBUTES = (
     "__module__",
@@ -47,7 +47,7 @@ def reference(section: str, kind: Any) -> str:
         older = f"{kind!r} is not the {name} in the source of this notebook or script any more"
         raise ConfigError(f"{section}: {older}; make it anew, or {instead}")
     source = _assemble_source(section, name, statements, namespace, instead)
-    file = Path(FOLDER, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
+    file = Path(CLASSES, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.explain_write_error(file, instead):
             atomic.write(file, source.encode())
@@ -70,7 +70,7 @@ def _assemble_source(
     except ValueError as error:
         raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
     source = "\n\n".join(dict.fromkeys(texts.values())) + "\n"
-    executed: dict[str, Any] = {"__name__": FOLDER}
+    executed: dict[str, Any] = {"__name__": CLASSES}
     try:
         exec(compile(source, f"<source of {name}>", "exec"), executed)
     except Exception as error:

@@ -10,6 +10,7 @@ import pytest
 
 import pflmpi
 import processes
+from pflmpi import outside
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.config.keywords import Config
 from pflmpi.errors import ConfigError
@@ -106,6 +107,22 @@ def test_functions_and_a_task_stand_where_their_names_do(notebook, tmp_path):
         assert name.startswith(f"{folder}/{expected}_") and name.endswith(f".py:{expected}")
     run = pflmpi.run(config.replace(training={"participation": 0.4}), out=tmp_path / "run", quiet=True, in_process=True)
     assert run.round().metrics["participants"].tolist() == [0] and 0 <= run.columns["right_mean"][0] <= 1
+
+
+def test_modules_beside_a_notebook_are_hashed_and_found_without_it(notebook, tmp_path, monkeypatch):
+    (tmp_path / "beside_notebook.py").write_text("WIDTH = 5\n")
+    cell = "import beside_notebook\ndef near(scores, labels):\n    return beside_notebook.WIDTH * 1.0\n"
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        exec(cell, notebook.__dict__)
+        notebook.In = [*CELLS, cell]
+        config = Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [notebook.near]})
+        del sys.modules["beside_notebook"]
+    (name,) = config.resolved()["evaluation"]["measures"]
+    before = outside.code_hash(name)
+    assert outside.load(name)(0, 0) == 5.0
+    (tmp_path / "beside_notebook.py").write_text("WIDTH = 6\n")
+    assert outside.code_hash(name) != before and outside.load(name)(0, 0) == 6.0
 
 
 def test_a_constant_that_was_set_in_an_imported_module_is_refused(tmp_path, monkeypatch):
