@@ -78,10 +78,15 @@ def code_hash(reference: str) -> str:
 
 def _find_module(place: str) -> tuple[Path, Path, Path]:
     """The file of a module, the folder in which its name begins, and that of the files which its hash may cover."""
-    spec = find_spec(place)
+    try:
+        spec = find_spec(place)
+    except ValueError:  # a module that has none, such as __main__
+        spec = None
     if spec is None or spec.origin is None:
         raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
     file = Path(spec.origin)
+    if not file.is_file():
+        raise ConfigError(f"{file}, of module {place}, is in an archive; unpack it, and put the folder on PYTHONPATH")
     root = file.parents[place.count(".") + (file.name == "__init__.py")]
     if file.parent == root:  # a module without a package
         return file, root, file if holds_installed(root) else root
@@ -163,8 +168,7 @@ def _import_module(place: str) -> ModuleType:
     vars(module)[MARK] = True
     if module.__spec__ is not None and module.__spec__.has_location:
         file, root, within = _find_module(place)
-        if file.is_file():  # and not in an archive
-            refuse_changed(module, read_files(file, root, file if holds_installed(root) else within), root)
+        refuse_changed(module, read_files(file, root, file if holds_installed(root) else within), root)
     return module
 
 

@@ -37,7 +37,7 @@ def reference(section: str, kind: Any) -> str:
     instead = f"put it in a file and give its name there, './my_file.py:{kind.__name__}'"
     if "<locals>" in name:
         raise ConfigError(f"{section}: {name} is defined where no other process can import it; {instead}")
-    if module != "__main__":
+    if module not in ("__main__", "__mp_main__"):  # the latter in a process that multiprocessing spawned
         return f"{module}:{name}"
     statements = _read_statements()
     if name not in statements:

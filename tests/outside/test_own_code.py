@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -276,6 +278,21 @@ def test_the_hash_of_a_module_without_a_package_covers_its_own_files_beside_it(
     (tmp_path / folder / "beside.py").write_text("FACTOR = 2\n")
     outside._installed_digest.cache_clear()
     assert (code_hash(f"{name}:Mine") != before) == is_covered
+
+
+def test_a_module_in_an_archive_is_refused_in_one_line(tmp_path, monkeypatch):
+    with ZipFile(tmp_path / "own.zip", "w") as archive:
+        archive.writestr("zipped_module.py", "class Mine:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "own.zip"))
+    for read in (outside.load, code_hash):
+        with pytest.raises(ConfigError, match=r"own.zip/zipped_module.py, of module .*, is in an archive; unpack it"):
+            read("zipped_module:Mine")
+
+
+def test_a_module_without_a_specification_has_no_hash(monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_by_hand", ModuleType("made_by_hand"))
+    with pytest.raises(ConfigError, match="module made_by_hand has no source file; give the file"):
+        code_hash("made_by_hand:Mine")
 
 
 def write_helper(

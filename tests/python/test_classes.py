@@ -125,6 +125,15 @@ def test_modules_beside_a_notebook_are_hashed_and_found_without_it(notebook, tmp
     assert outside.code_hash(name) != before and outside.load(name)(0, 0) == 6.0
 
 
+def test_a_class_of_a_script_is_one_in_a_process_that_multiprocessing_spawned(notebook, monkeypatch):
+    own = Config(**SMALL, model={"name": notebook.Net, "head": "fc"}, algorithm="fedavg")
+    monkeypatch.setitem(sys.modules, "__mp_main__", notebook)
+    for value in vars(notebook).values():
+        if getattr(value, "__module__", "") == "__main__":
+            value.__module__ = "__mp_main__"
+    assert Config(**SMALL, model={"name": notebook.Net, "head": "fc"}, algorithm="fedavg") == own
+
+
 def test_a_constant_that_was_set_in_an_imported_module_is_refused(tmp_path, monkeypatch):
     text = "LAYERS, WIDTH = [], 4\nif True:\n    DEPTH = 1\nNAME: str = 'small'\nSHAPE = (3, 3)\n"
     (tmp_path / "widths.py").write_text(text + "def mine(scores, labels):\n    return 1.0\n")
