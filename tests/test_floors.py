@@ -30,6 +30,7 @@ FLOORS = {
         "regular_file",
         "contained_hdf5",
         "terminal",
+        "value_comparison",
     },
     1: {"transports", "models", "data"},
     2: {"messages", "learning"},

@@ -7,22 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from symtable import SymbolTable, symtable
-from types import CodeType
 from typing import Any
 
 from pflmpi import atomic
 from pflmpi.errors import ConfigError
 from pflmpi.folder_modules import CLASSES
-
-# Which every class has, and which depend on where it is defined.
-_CLASS_ATTRIBUTES = (
-    "__module__",
-    "__dict__",
-    "__weakref__",
-    "__firstlineno__",
-    "__annotations__",
-    "__annotations_cache__",
-)
+from pflmpi.value_comparison import MAIN_MODULES, find_changes
 
 
 def reference(section: str, kind: Any) -> str:
@@ -37,7 +27,7 @@ def reference(section: str, kind: Any) -> str:
     instead = f"put it in a file and give its name there, './my_file.py:{kind.__name__}'"
     if "<locals>" in name:
         raise ConfigError(f"{section}: {name} is defined where no other process can import it; {instead}")
-    if module not in ("__main__", "__mp_main__"):  # the latter in a process that multiprocessing spawned
+    if module not in MAIN_MODULES:
         return f"{module}:{name}"
     statements = _read_statements()
     if name not in statements:
@@ -63,25 +53,26 @@ def _assemble_source(
         namespace: names and values of the main module.
         instead: what a user can do where this fails.
     """
-    texts: dict[str, str] = {}
+    bindings: dict[str, ast.stmt] = {}
     try:
         for used in _used_names(name, statements, namespace):
-            texts[used] = _binding_text(used, statements.get(used), namespace[used])
+            bindings[used] = _find_binding(used, statements.get(used), namespace[used])
     except ValueError as error:
         raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
-    source = "\n\n".join(dict.fromkeys(texts.values())) + "\n"
+    source = "\n\n".join(dict.fromkeys(map(ast.unparse, bindings.values()))) + "\n"
     executed: dict[str, Any] = {"__name__": CLASSES}
     try:
-        exec(compile(source, f"<source of {name}>", "exec"), executed)
+        # In its own lines, on which instructions depend.
+        exec(compile(ast.Module([*bindings.values()], []), f"<source of {name}>", "exec"), executed)
     except Exception as error:
         raise ConfigError(f"{section}: the source of {name} does not stand alone ({error}); {instead}") from error
-    for used in texts:
-        if changed := [*_find_changes(used, namespace[used], executed[used])]:
+    for used in bindings:
+        if changed := [*find_changes(used, namespace[used], executed[used])]:
             raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
     return source
 
 
-def _binding_text(name: str, statement: ast.stmt | None, value: object) -> str:
+def _find_binding(name: str, statement: ast.stmt | None, value: object) -> ast.stmt:
     """Returns a statement that gives a name its value.
 
     Args:
@@ -91,14 +82,14 @@ def _binding_text(name: str, statement: ast.stmt | None, value: object) -> str:
         ValueError: there is no such statement; says of what.
     """
     if statement is not None and not isinstance(statement, ast.Assign | ast.AnnAssign):
-        return ast.unparse(statement)
+        return statement
     if _is_literal(value):  # its present value, whatever has changed it
-        return f"{name} = {value!r}"
+        return ast.parse(f"{name} = {value!r}").body[0]
     if statement is None:
         raise ValueError(f"{name}, a {type(value).__name__} that no statement of its own makes at the top level")
     if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
         raise ValueError(f"{name}, a {type(value).__name__} made by a call")
-    return ast.unparse(statement)
+    return statement
 
 
 def _read_statements() -> dict[str, ast.stmt]:
@@ -142,40 +133,6 @@ def _global_names(scope: SymbolTable) -> Iterator[str]:
             yield symbol.get_name()
     for inner in scope.get_children():
         yield from _global_names(inner)
-
-
-def _find_changes(name: str, value: Any, executed: Any) -> Iterator[str]:
-    """Yields what differs between a value and that of its executed source: attributes of a class, or its name."""
-    if value is executed:  # imported
-        return
-    before, now = (vars(item) if isinstance(item, type) else {name: item} for item in (executed, value))
-    for attribute in sorted({*before} | {*now}):
-        if attribute in _CLASS_ATTRIBUTES:
-            continue
-        if _comparable(before.get(attribute)) != _comparable(now.get(attribute)):
-            yield attribute
-
-
-def _comparable(value: object) -> object:
-    """Returns a value that is equal for functions with the same names, constants and defaults, and for equal literals.
-
-    Bytecode cannot be compared: it differs where an import is in the same cell.
-    """
-    if isinstance(value, property):
-        return [_comparable(function) for function in (value.fget, value.fset, value.fdel)]
-    if isinstance(value, list | tuple):
-        return [_comparable(item) for item in value]
-    if isinstance(value, dict):
-        return {repr(key): _comparable(item) for key, item in value.items()}
-    if isinstance(value, type):
-        return value.__qualname__
-    function = getattr(value, "__func__", value)
-    code = function if isinstance(function, CodeType) else getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return value if _is_literal(value) else type(value).__qualname__
-    defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
-    values = [_comparable(item) for item in (code.co_consts, *defaults)]
-    return getattr(function, "__qualname__", ""), code.co_names, code.co_varnames, values
 
 
 def _is_literal(value: object) -> bool:

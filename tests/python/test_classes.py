@@ -13,6 +13,7 @@ import processes
 from pflmpi import outside
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.config.keywords import Config
+from pflmpi.config.main_source import reference
 from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder
 
@@ -225,6 +226,103 @@ def test_what_has_no_source_that_can_stand_alone_is_refused(name, said, notebook
     with pytest.raises(ConfigError, match=said):
         Config(**SMALL, model=getattr(notebook, name), algorithm="fedavg")
     assert not (tmp_path / "pflmpi_classes").exists()
+
+
+HONEST = """
+import enum, functools, logging, re, typing
+import numpy as np, torch
+from collections import deque, namedtuple
+
+ACT, DTYPE = torch.relu, torch.float32
+GAIN = torch.relu
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+@dataclass(frozen=True)
+class Size:
+    width: int = 3
+    kind: Kind = Kind.TWO
+
+class Honest(nn.Module):
+    log, device, dtype = logging.getLogger("honest"), torch.device("cpu"), torch.float32
+    half, pattern, size, kinds = functools.partial(torch.mul, 0.5), re.compile("a"), Size(4), {Kind.ONE: [GAIN]}
+    typed: typing.ClassVar = typing.Optional[Size]
+    mean, scale, head, queue = np.array([0.5, float("nan")]), torch.ones(2, dtype=torch.float16), nn.ReLU(), deque([1])
+    step = staticmethod(lambda x, gain=GAIN: gain(x))
+
+    @property
+    def width(self):
+        return np.mean([self.size.width]) if self.size else max(
+            1,
+            2,
+        )
+
+    @functools.cached_property
+    def wide(self):
+        return self.width * 2
+
+    @functools.lru_cache
+    def often(self, x):
+        return x == 1
+
+    @torch.no_grad()
+    def forward(self, x):
+        for _ in range(3):
+            x = torch.relu(x)
+        return super().forward(x)
+"""
+
+
+@pytest.fixture
+def honest(notebook):
+    notebook.In = [*CELLS, HONEST]
+    exec(HONEST, notebook.__dict__)
+    return notebook
+
+
+def test_what_a_source_makes_anew_each_time_is_as_its_source_makes_it(honest):
+    assert reference("model", honest.Honest).endswith(":Honest")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("GAIN = torch.zeros_like", "GAIN is not as its source makes it \\(GAIN\\)"),
+        ("Honest.dtype = torch.float64", "Honest .* \\(dtype\\)"),
+        ("Honest.device = torch.device('meta')", "Honest .* \\(device\\)"),
+        ("Honest.half = functools.partial(torch.mul, 0.1)", "Honest .* \\(half\\)"),
+        ("Honest.scale[0] = 2", "Honest .* \\(scale\\)"),
+        ("Honest.head = nn.Tanh()", "Honest .* \\(head\\)"),
+        ("Honest.size = Size(4, Kind.ONE)", "Honest .* \\(size\\)"),
+        ("Honest.kinds[Kind.ONE][0] = torch.tanh", "Honest .* \\(kinds\\)"),
+        ("Honest.step = staticmethod(lambda x, gain=torch.abs: gain(x))", "Honest .* \\(step\\)"),
+        ("Size.__eq__ = lambda self, other: True", "Size .* \\(__eq__\\)"),
+        (
+            "class Other:\n    @functools.lru_cache\n    def often(self, x):\n        return x != 1\n"
+            "Other.often.__wrapped__.__qualname__ = 'Honest.often'\nHonest.often = Other.often",
+            "Honest .* \\(often\\)",
+        ),
+        (
+            "class Honest(Honest):\n    @torch.no_grad()\n    def forward(self, x):\n        for _ in range(3):\n"
+            "            x = x or torch.relu(x)\n        return super().forward(x)\n"
+            "Kept.forward = Honest.forward\nHonest = Kept",
+            "Honest .* \\(forward\\)",
+        ),
+    ],
+)
+def test_what_was_set_after_its_source_is_refused(change, said, honest):
+    honest.Kept = honest.Honest
+    exec(change, honest.__dict__)
+    with pytest.raises(ConfigError, match=f"^model: {said}; put it in a file"):
+        reference("model", honest.Honest)
+
+
+def test_of_two_functions_of_one_name_the_one_in_memory_is_meant(notebook):
+    exec("def right(scores, labels):\n    return float((scores.argmax(-1) != labels).mean())\n", vars(notebook))
+    with pytest.raises(ConfigError, match=r"right is not as its source makes it \(right\); put it in a file"):
+        reference("evaluation.measures", notebook.right)
 
 
 def test_a_script_may_define_a_class_and_run_it_without_running_itself_again(tmp_path):

@@ -1,0 +1,118 @@
+"""Whether two values do the same, also functions and classes that one source made twice."""
+
+import dis
+import threading
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MappingProxyType
+from typing import TypeGuard
+
+from pflmpi.folder_modules import CLASSES
+
+MAIN_MODULES = ("__main__", "__mp_main__")  # the latter in a process that multiprocessing spawned
+# Which every class has, and which depend on where it is defined.
+_CLASS_ATTRIBUTES = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__firstlineno__",
+    "__annotations__",
+    "__annotations_cache__",
+    "__doc__",  # of a data class, with the module of its defaults
+    "_abc_impl",
+}
+_PLAIN = (bool, int, float, complex, str, bytes)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def are_alike(value: object, other: object) -> bool:
+    """Whether two values are one, or are made of the same parts; what does not show its parts is like itself alone.
+
+    Functions are alike if their instructions, defaults, closures and attributes are; classes of the main module and of
+    its executed source if their attributes are, other classes if their names are.
+
+    >>> are_alike(lambda x: x == 1, lambda x: x == 1), are_alike(lambda x: x == 1, lambda x: x != 1)
+    (True, False)
+    """
+    return _are_alike(value, other, {})
+
+
+def find_changes(name: str, value: object, executed: object) -> Iterator[str]:
+    """Yields what differs between a value and that of its executed source: attributes of a class, or its name."""
+    if not (_is_of_main(value) and _is_of_main(executed)):
+        yield from () if are_alike(value, executed) else (name,)
+        return
+    before, now = _own_attributes(executed), _own_attributes(value)
+    for attribute in sorted({*before} | {*now}):
+        pair = before.get(attribute), now.get(attribute)
+        if not _are_alike(*pair, {(id(executed), id(value)): (executed, value)}):  # its methods may refer to it
+            yield attribute
+
+
+def _is_of_main(value: object) -> TypeGuard[type]:
+    """Whether a value is a class of the main module, or of its executed source."""
+    return isinstance(value, type) and value.__module__ in (*MAIN_MODULES, CLASSES)
+
+
+def _own_attributes(kind: type) -> dict[str, object]:
+    """Returns the attributes that the source of a class gives it."""
+    return {name: value for name, value in vars(kind).items() if name not in _CLASS_ATTRIBUTES}
+
+
+def _are_alike(value: object, other: object, compared: dict[tuple[int, int], tuple[object, object]]) -> bool:
+    """Compares as `are_alike`; pairs in `compared` count as alike, since a difference found in them ends it all."""
+    if value is other or (id(value), id(other)) in compared:
+        return True
+    if type(value) in _PLAIN:
+        return type(value) is type(other) and repr(value) == repr(other)
+    compared[id(value), id(other)] = value, other  # which keeps them: no other object gets their ids
+    try:
+        parts, others = [*_list_parts(value)], [*_list_parts(other)]
+    except Exception:  # of a class's own, or that its objects cannot be taken apart
+        return False
+    pairs = zip(parts, others, strict=False)
+    return len(parts) == len(others) and all(_are_alike(part, other, compared) for part, other in pairs)
+
+
+def _list_parts(value: object) -> Iterator[object]:
+    """Yields what a value is made of."""
+    if isinstance(value, type):
+        yield from (value.__qualname__, _own_attributes(value) if _is_of_main(value) else value.__module__)
+        return
+    yield type(value)
+    if isinstance(value, CodeType):
+        yield from (value.co_qualname, value.co_varnames, value.co_argcount, value.co_posonlyargcount)
+        yield from (value.co_kwonlyargcount, value.co_flags & 12)  # *args and **kwargs
+        yield from _list_instructions(value)
+    elif isinstance(value, FunctionType):
+        yield from (value.__code__, value.__defaults__, value.__kwdefaults__, vars(value))
+        yield from (cell.cell_contents for cell in value.__closure__ or ())
+    elif isinstance(value, property):
+        yield from (value.fget, value.fset, value.fdel)
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, set | frozenset):
+        yield from sorted(value, key=repr)
+    elif isinstance(value, dict | MappingProxyType):
+        yield from value.items()
+    elif hasattr(value, "__wrapped__"):  # a static or class method, or a function with a cache
+        yield value.__wrapped__
+    elif hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array or tensor
+        yield from (str(value.dtype), repr(value.tolist()))
+    elif not isinstance(value, _LOCKS):
+        reduced = value.__reduce_ex__(4)
+        yield from (id(value),) if isinstance(reduced, str) else reduced
+
+
+def _list_instructions(code: CodeType) -> Iterator[object]:
+    """Yields name and argument of each instruction.
+
+    Without what an import in the same cell changes: how a method is loaded, and with it the addresses of jumps.
+    """
+    positions, instructions = dict[int, int](), list[dis.Instruction]()
+    for instruction in dis.get_instructions(code):
+        positions[instruction.offset] = len(instructions)
+        if instruction.opname not in ("PUSH_NULL", "EXTENDED_ARG"):
+            instructions.append(instruction)
+    for instruction in instructions:
+        yield instruction.opname.replace("LOAD_METHOD", "LOAD_ATTR")
+        yield positions[instruction.argval] if instruction.opcode in dis.hasjrel else instruction.argval
