@@ -1,5 +1,6 @@
 """Whether two values do the same, also functions and classes that one source made twice."""
 
+import copyreg
 import dis
 import threading
 from collections.abc import Iterator
@@ -99,7 +100,8 @@ def _list_parts(value: object) -> Iterator[object]:
     elif hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array or tensor
         yield from (str(value.dtype), repr(value.tolist()))
     elif not isinstance(value, _LOCKS):
-        reduced = value.__reduce_ex__(4)
+        reduce = copyreg.dispatch_table.get(type(value))  # as pickle takes objects apart
+        reduced = reduce(value) if reduce else value.__reduce_ex__(4)
         yield from (id(value),) if isinstance(reduced, str) else reduced
 
 

@@ -270,7 +270,7 @@ class Kind(enum.Enum):
 @dataclass(frozen=True)
 class Size:
     width: int = 3
-    kind: Kind = Kind.TWO
+    kind: Kind | None = Kind.TWO
 
 class Honest(nn.Module):
     log, device, dtype = logging.getLogger("honest"), torch.device("cpu"), torch.float32
