@@ -41,7 +41,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     """Merges sections into a raw configuration.
 
     A section with a `name` (a partition also with a `path`), a list or a scalar replaces the old value; any other is
-    merged key by key.
+    merged key by key; null has no keys.
 
     >>> merge({"model": {"name": "mlp", "hidden": 9}}, {"model": {"hidden": 5}, "training": {"lr": 0.1}})
     {'model': {'name': 'mlp', 'hidden': 5}, 'training': {'lr': 0.1}}
@@ -49,6 +49,8 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     result = dict(raw)
     for name, value in sections.items():
         before = result.get(name)
+        if value is None and isinstance(before, Mapping):
+            continue
         partial = isinstance(value, Mapping) and "name" not in value and not (name == "partition" and "path" in value)
         if before is not None and partial:
             if not isinstance(before, Mapping):

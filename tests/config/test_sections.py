@@ -195,6 +195,13 @@ def test_an_override_of_a_section_without_a_name_keeps_its_other_keys():
         override(FILE, ["model={hidden: 5}"])
 
 
+def test_an_override_of_a_section_with_null_has_no_keys():
+    assert override(FILE, ["training=null"]) == override(FILE, ["training={}"]) == FILE
+    for wrong in ("model=null", "seed=null"):
+        with pytest.raises(ConfigError, match=r"model\.name is missing|seed = None: must be a whole number"):
+            configuration.parse(override({**FILE, "data": "digits", "seed": 3}, [wrong]))
+
+
 def test_a_name_or_a_saved_partition_is_a_new_section():
     assert override(FILE, ["algorithm={name: fedavg}"])["algorithm"] == {"name": "fedavg"}
     assert override(FILE, ["model=mlp"])["model"] == {"name": "mlp"}

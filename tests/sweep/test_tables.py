@@ -71,6 +71,16 @@ def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before, 
     assert raw == {"model": before}
 
 
+def test_an_empty_section_of_a_row_keeps_the_keys_of_base(tmp_path):
+    rows = {"R": {"training": None, "model": None}}
+    table = load(tmp_path, base={"training": {"rounds": 2}, "model": {"name": "mlp"}}, columns={"C": {}}, rows=rows)
+    assert cell(list_cells(table, [], 1), "R/C/seed0") == {
+        "seed": 0,
+        "training": {"rounds": 2},
+        "model": {"name": "mlp"},
+    }
+
+
 def test_keys_cannot_be_merged_into_a_list(tmp_path):
     table = load(tmp_path, base={"model": [{"name": "mlp"}]}, columns={"C": {"model": {"hidden": 3}}})
     with pytest.raises(ConfigError, match=r"FedAvg/C: model = .*give the whole section"):
