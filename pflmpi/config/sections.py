@@ -1,5 +1,6 @@
 """Sections of a configuration as plain values: merged, overridden, and validated one by one."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.machine import expand_path
 from pflmpi.registry import format_unknown_name
-from pflmpi.text import UNSTORABLE, join_truncated, short_repr
+from pflmpi.text import UNSTORABLE, for_shell, join_truncated, short_repr
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -41,7 +42,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     """Merges sections into a raw configuration.
 
     A section with a `name` (a partition also with a `path`), a list or a scalar replaces the old value; any other is
-    merged key by key; null has no keys.
+    merged key by key.
 
     >>> merge({"model": {"name": "mlp", "hidden": 9}}, {"model": {"hidden": 5}, "training": {"lr": 0.1}})
     {'model': {'name': 'mlp', 'hidden': 5}, 'training': {'lr': 0.1}}
@@ -50,7 +51,9 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     for name, value in sections.items():
         before = result.get(name)
         if value is None and isinstance(before, Mapping):
-            continue
+            raise ConfigError(
+                f"{name} is null, in place of {', '.join(before) or 'no keys'}; give the keys that are to change, or leave it out"
+            )
         partial = isinstance(value, Mapping) and "name" not in value and not (name == "partition" and "path" in value)
         if before is not None and partial:
             if not isinstance(before, Mapping):
@@ -131,7 +134,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         if earlier := next((other for other in paths if other.startswith(f"{path}.")), None):
             raise ConfigError(f"override {short_repr(text)} comes after that of {earlier}, a key of it; give it first")
         paths.append(path)
-        parsed = yaml_file.parse(value, f"override {short_repr(text)}: the value")
+        parsed = _parse_value(path, value)
         if not key:
             whole = {"name": parsed} if section in NAMED and isinstance(parsed, str) else parsed
             result = merge(result, {section: whole})
@@ -146,6 +149,18 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             instead = f"give it without a key, as {section}=..."
             raise ConfigError(f"override {short_repr(text)}: {section} is a single value and has no keys; {instead}")
     return result
+
+
+def _parse_value(path: str, value: str) -> Any:
+    """Parses the value of an override; raises if there is none, or if a comment would cut it."""
+    where = f"override {short_repr(f'{path}={value}')}"
+    if not value.strip():
+        raise ConfigError(f"{where} has no value after the =; give one, or null for none")
+    parsed = yaml_file.parse(value, f"{where}: the value")
+    if yaml_file.ends_with_comment(value):
+        quoted = for_shell(f"{path}={json.dumps(value, ensure_ascii=False)}")
+        raise ConfigError(f"{where}: from # on it is a comment; leave that out, or quote the text: {quoted}")
+    return parsed
 
 
 def _set_key(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -114,6 +114,13 @@ def parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
 
 
+def ends_with_comment(text: str) -> bool:
+    """Whether a YAML text ends with a comment."""
+    tokens = yaml.scan(text, Loader=_Loader)
+    ends = [token.end_mark.index for token in tokens if token.start_mark.index < token.end_mark.index]
+    return "#" in text[max(ends, default=0) :]
+
+
 def _construct(loader: _Loader, node: yaml.Node, where: str) -> Any:
     try:
         return loader.construct_document(node)

@@ -1,6 +1,7 @@
 """YAML files and sections as people get them wrong: one line says what, and nothing is lost or waited for."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -195,11 +196,10 @@ def test_an_override_of_a_section_without_a_name_keeps_its_other_keys():
         override(FILE, ["model={hidden: 5}"])
 
 
-def test_an_override_of_a_section_with_null_has_no_keys():
-    assert override(FILE, ["training=null"]) == override(FILE, ["training={}"]) == FILE
-    for wrong in ("model=null", "seed=null"):
-        with pytest.raises(ConfigError, match=r"model\.name is missing|seed = None: must be a whole number"):
-            configuration.parse(override({**FILE, "data": "digits", "seed": 3}, [wrong]))
+def test_null_in_place_of_the_keys_of_a_section_is_refused():
+    assert override(FILE, ["training={}"]) == FILE
+    with pytest.raises(ConfigError, match=r"training is null, in place of .*; give the keys that are to change"):
+        override(FILE, ["training=null"])
 
 
 def test_a_name_or_a_saved_partition_is_a_new_section():
@@ -207,6 +207,21 @@ def test_a_name_or_a_saved_partition_is_a_new_section():
     assert override(FILE, ["model=mlp"])["model"] == {"name": "mlp"}
     assert override(FILE, ["partition={path: my.npz}"])["partition"] == {"path": "my.npz"}
     assert merge(FILE, {"partition": {"path": "my.npz"}})["partition"] == {"path": "my.npz"}
+
+
+@pytest.mark.parametrize("text", ["data.path=", "training= ", "seed=", "training.stop.patience="])
+def test_an_override_without_a_value_is_refused(text):
+    with pytest.raises(ConfigError, match=rf"override '{text}' has no value after the =; give one, or null for none"):
+        override(FILE, [text])
+    assert override({}, ["data.path=null", "data.root=''"]) == {"data": {"path": None, "root": ""}}
+
+
+@pytest.mark.parametrize("value", ["grade #2", "é #2", "#2", "[a] # one", "a: 1 # one"])
+def test_an_override_that_a_comment_would_cut_is_refused(value):
+    with pytest.raises(ConfigError, match=rf"""or quote the text: 'data\.label="{re.escape(value)}"'$"""):
+        override({}, [f"data.label={value}"])
+    for text in ('"grade #2"', "'grade #2'", "grade#2", "|\n grade #2"):
+        assert override({}, [f"data.label={text}"])["data"]["label"] == text.strip("'\"|\n ")
 
 
 @pytest.mark.parametrize(

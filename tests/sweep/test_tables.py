@@ -71,14 +71,10 @@ def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before, 
     assert raw == {"model": before}
 
 
-def test_an_empty_section_of_a_row_keeps_the_keys_of_base(tmp_path):
-    rows = {"R": {"training": None, "model": None}}
-    table = load(tmp_path, base={"training": {"rounds": 2}, "model": {"name": "mlp"}}, columns={"C": {}}, rows=rows)
-    assert cell(list_cells(table, [], 1), "R/C/seed0") == {
-        "seed": 0,
-        "training": {"rounds": 2},
-        "model": {"name": "mlp"},
-    }
+def test_an_empty_section_of_a_row_in_place_of_keys_of_base_is_refused(tmp_path):
+    table = load(tmp_path, base={"training": {"rounds": 2}}, columns={"C": {}}, rows={"R": {"training": None}})
+    with pytest.raises(ConfigError, match="R/C: training is null, in place of rounds; give the keys"):
+        list_cells(table, [], 1)
 
 
 def test_keys_cannot_be_merged_into_a_list(tmp_path):
