@@ -1,7 +1,7 @@
 """Several runs, opened together."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from glob import glob
+from glob import escape, glob
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -101,13 +101,15 @@ class Runs(tuple[Run, ...]):
 def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> Runs:
     """Opens the runs that match a pattern such as `"runs/*"`, or a list of folders.
 
-    Folders that match the pattern but are no runs are left out.
+    Folders that match the pattern but are no runs are left out. A folder of that very name is taken alone.
 
     Raises:
         CheckpointError: no run matches, or a folder in the list is no run.
     """
     if isinstance(paths, str | PathLike):
-        runs = [open_run(path) for path in map(Path, sorted(glob(str(expand_path(paths))))) if is_run(path)]
+        pattern = str(expand_path(paths))
+        matches = glob(escape(pattern)) or sorted(glob(pattern))
+        runs = [open_run(path) for path in map(Path, matches) if is_run(path)]
         if not runs:
             raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
         return Runs(runs)

@@ -228,6 +228,14 @@ def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder):
     assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
 
 
+def test_a_folder_whose_name_is_a_pattern_is_taken_itself(folder, tmp_path):
+    for name in ("sq1", "sq[1]"):
+        shutil.copytree(folder / "fedavg", tmp_path / name)
+    for pattern in (tmp_path / "sq[1]", f"{tmp_path}/sq[[]1]"):
+        assert [run.path for run in open_runs(pattern)] == [tmp_path / "sq[1]"]
+    assert len(open_runs(f"{tmp_path}/sq*")) == 2
+
+
 def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("config.yaml", "metrics.csv"):
