@@ -128,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Printable("pflmpi: %(message)s"))
     try:
+        _check_folder()
         _check(words)
         refuse_unknown(options.unknown, options.command)
         with outside.as_config_error():
@@ -167,6 +168,14 @@ def _check(words: Sequence[str]) -> None:
             raise ConfigError(f"the argument {word!a} is no text in UTF-8; rename the file, or type it anew") from None
         if "\0" in word:
             raise ConfigError(f"the argument {word!a} holds a zero byte; leave that out")
+
+
+def _check_folder() -> None:
+    """Raise `ConfigError` if the current folder was deleted, in which torch cannot be loaded."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted; change to another with cd") from None
 
 
 def _explain(error: Exception, command: str) -> Exception:

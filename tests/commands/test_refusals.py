@@ -165,3 +165,11 @@ def test_a_run_that_was_given_a_gpu_which_torch_does_not_find_is_not_computed_on
     shown = capfd.readouterr().err
     assert "a GPU was requested (CUDA_VISIBLE_DEVICES = '0' on rank 0 (host " in shown and "Traceback" not in shown
     assert not (folder / "gpu").exists()
+
+
+def test_a_current_folder_that_was_deleted_is_said(tmp_path, monkeypatch, capfd):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert quick_run.command(["list"]) == 2
+    assert capfd.readouterr() == ("", "pflmpi: the current folder was deleted; change to another with cd\n")
