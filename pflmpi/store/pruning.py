@@ -64,9 +64,9 @@ def choose_files_to_prune(run: Path, every: int | None, keep: int) -> tuple[list
         keep: number of newest rounds to keep too, at least 1.
 
     Raises:
-        CheckpointError: a round to keep is damaged; every byte of them is read.
+        CheckpointError: there is no checkpoint, or a round to keep is damaged; every byte of them is read.
     """
-    present = rounds(run)
+    present = verify.list_rounds(run)
     kept = [round for round in present if (every and round % every == 0) or round in present[-keep:]]
     needed: set[str] = set()
     for round in kept:

@@ -105,6 +105,17 @@ def problems(run: Path, round: int) -> list[str]:
     return list(checkpoint(run, round, whole=True).values())
 
 
+def list_rounds(run: Path) -> list[int]:
+    """Lists the rounds that have a checkpoint, ascending; raises `CheckpointError` if none has."""
+    if present := rounds(run):
+        return present
+    names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
+    raise CheckpointError(
+        f"{run} has no checkpoint: it holds {names}, and no round_00000.h5 or later; name the folder that "
+        "`pflmpi run` printed, or start again with `pflmpi run`"
+    )
+
+
 def find_newest_good(run: Path) -> tuple[int, list[str]]:
     """Finds the newest round without problems; returns it and the problems of the newer rounds.
 
@@ -113,13 +124,7 @@ def find_newest_good(run: Path) -> tuple[int, list[str]]:
     """
     if not run.is_dir():
         raise CheckpointError(explain_not_a_run(run) or f"{run} is a checkpoint in one file, and no folder of a run")
-    present = rounds(run)
-    if not present:
-        names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
-        raise CheckpointError(
-            f"{run} has no checkpoint: it holds {names}, and no round_00000.h5 or later; name the folder that "
-            "`pflmpi run` printed, or start again with `pflmpi run`"
-        )
+    present = list_rounds(run)
     skipped: list[str] = []
     for round in reversed(present):
         if round_path(run, round).is_dir():

@@ -83,6 +83,19 @@ def test_a_running_run_a_damaged_one_and_wrong_numbers_are_refused(run, capfd):
     assert sizes(run).keys() == before.keys()
 
 
+@pytest.mark.parametrize("shards", [True, False])
+def test_a_run_without_a_checkpoint_is_refused_as_inspect_does(run, shards, capfd):
+    for path in [*run.glob("round_*.h5"), *([] if shards else run.glob("shards/*"))]:
+        path.unlink()
+    before = sizes(run)
+    refusals = []
+    for words in (["prune", "--dry-run"], ["inspect"]):
+        assert main([*words, str(run)]) == 2
+        refusals.append(capfd.readouterr().err)
+    assert f"{run} has no checkpoint" in refusals[0] and refusals[0] == refusals[1]
+    assert main(["prune", str(run), "--keep", "2"]) == 2 and sizes(run) == before
+
+
 def test_nothing_is_deleted_where_an_older_round_that_would_stay_is_damaged(run, capfd):
     before, shard = sizes(run), run / "shards/round_00006_rank_000.h5"
     assert f"shards/{shard.name}" not in run_folder.read_layout(run, ROUNDS).files
