@@ -16,7 +16,20 @@ import processes
 import table_file
 from project import ROOT
 
-SRUN = 'while [ "$1" != sh ]; do shift; done; "$@"'  # one node
+PROGRAMS = {
+    "srun": 'while [ "$1" != sh ]; do shift; done; "$@"',  # one node
+    "sbcast": 'cp "${@: -2}"',
+}
+WITHOUT_PYTHON = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LD_LIBRARY"))}
+
+
+def write_programs(folder, **programs):
+    """Write programs that stand in for others; returns PATH with their folder first."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return f"{folder}/bin:{os.environ['PATH']}"
 
 
 @pytest.mark.slow
@@ -25,23 +38,16 @@ def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_en
     assert made.returncode == 0, made.stderr
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     (site / "__editable__.pflmpi.pth").write_text(f"{ROOT}\n")
-    (tmp_path / "bin").mkdir()
-    for name, text in (("srun", SRUN), ("sbcast", 'cp "$2" "$3"')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    variables |= {"VIRTUAL_ENV": f"{tmp_path}/env", "PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}"}
-    packed = processes.call([str(ROOT / "launch" / "pack"), "an env.tar"], env=variables, cwd=tmp_path)
+    variables = {"VIRTUAL_ENV": f"{tmp_path}/env", "PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}"}
+    command = [str(ROOT / "launch" / "pack"), "an env.tar"]
+    packed = processes.call(command, env={**WITHOUT_PYTHON, **variables}, cwd=tmp_path)
     assert packed.returncode == 0, packed.stderr
     (tmp_path / "env").rename(tmp_path / "gone")
 
     where = 'python -c "import sys; print(sys.prefix)"'
     show = f'"$python" -c "import pflmpi; print(pflmpi.__file__)"; {where}'
     show += '; "$python" -m pflmpi examples here > /dev/null'
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "PFLMPI_LOCAL": str(tmp_path)}
-    variables |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **job}
-    del variables["VIRTUAL_ENV"]
-    done = processes.call(["bash", "-c", f". '{tmp_path}/an env.setup'; {show}"], env=variables, cwd=tmp_path)
+    done = source_setup(tmp_path, "an env.setup", show)
     copy = tmp_path / "pflmpi-7"
     package = copy / site.relative_to(tmp_path / "env") / "pflmpi" / "__init__.py"
     printed = done.stdout.replace("dist-packages", "site-packages")  # as Debian's Python calls it
@@ -50,15 +56,50 @@ def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_en
     assert not copy.exists(), "nothing is left on the nodes"
 
 
+def source_setup(folder, setup, command, local=None, **variables):
+    """Source a setup that launch/pack has written as job 7 on one node, and run a command after it."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "PFLMPI_LOCAL": str(local or folder)}
+    variables = {**WITHOUT_PYTHON, "PATH": write_programs(folder, **PROGRAMS), **job, **variables}
+    variables.pop("VIRTUAL_ENV", None)
+    return processes.call(["bash", "-c", f". './{setup}' && {command}"], env=variables, cwd=folder)
+
+
+@pytest.fixture
+def setup(tmp_path):
+    """The setup of an environment that holds a file bin/tool; Python, which would copy the true one, makes it."""
+    python = 'mkdir "$2/bin"; touch "$2/bin/tool"'
+    variables = {**WITHOUT_PYTHON, "VIRTUAL_ENV": "/env", "PATH": write_programs(tmp_path, python=python)}
+    packed = processes.call(["bash", "-c", f"umask 077; {ROOT}/launch/pack env.tar"], env=variables, cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    return "env.setup"
+
+
+def test_an_environment_is_unpacked_in_a_folder_with_a_space_and_nothing_else_is_deleted(setup, tmp_path):
+    local = tmp_path / "of a job"
+    for folder in (local, tmp_path / "of"):
+        folder.mkdir()
+    done = source_setup(tmp_path, setup, 'ls "$VIRTUAL_ENV/bin"', local)
+    assert (done.returncode, done.stdout) == (0, "tool\n"), done.stderr
+    assert (tmp_path / "of").exists() and list(local.iterdir()) == []
+
+
+def test_a_folder_that_a_packed_environment_has_not_made_is_refused_and_stays(setup, tmp_path):
+    mine = tmp_path / "pflmpi-7" / "mine"
+    mine.mkdir(parents=True)
+    done = source_setup(tmp_path, setup, "echo begins")
+    assert (done.returncode, done.stdout) == (2, "") and mine.exists()
+    assert f"cannot make a new folder {mine.parent} on each node; PFLMPI_LOCAL names" in done.stderr
+    again = source_setup(tmp_path, setup, "echo begins", SLURM_RESTART_COUNT="1")
+    assert again.stdout == "begins\n" and not mine.exists(), "what a killed start of the same job has left"
+
+
 def test_what_is_packed_is_named(tmp_path):
     for words in (["env.zip"], ["a.tar", "b.tar"], []):
         assert processes.call([str(ROOT / "launch" / "pack"), *words], cwd=tmp_path).returncode == 2
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_packed(tmp_path):
-    (tmp_path / "python").write_text("#!/bin/bash\necho packs\n")
-    (tmp_path / "python").chmod(0o755)
-    variables = {**os.environ, "VIRTUAL_ENV": "/env", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables = {**os.environ, "VIRTUAL_ENV": "/env", "PATH": write_programs(tmp_path, python="echo packs")}
     done = processes.call([str(ROOT / "launch" / "pack"), "no/folder/env.tar"], cwd=tmp_path, env=variables)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"launch/pack: cannot write {tmp_path}/no/folder/env.tar" in done.stderr
@@ -66,7 +107,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_packed(tmp_
 
 IMPORT_ALL = """
 import importlib
-from pathlib import Path
 for path in sorted([*Path().glob("*.py"), *Path().glob("reliability/*.py")]):
     importlib.import_module(".".join(path.with_suffix("").parts))
 """
@@ -145,7 +185,6 @@ def test_without_a_gpu_one_line_says_so():
 
 RUN = """
 import sys
-from pathlib import Path
 sys.path.insert(0, "tests/helpers")
 import quick_run
 raw = quick_run.settings(training={"rounds": 1, "epochs": 9}, runtime={"executor": "lanes"})
