@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,12 +48,13 @@ def test_a_packed_environment_works_from_the_disks_of_the_nodes_until_the_job_en
 
     where = 'python -c "import sys; print(sys.prefix)"'
     show = f'"$python" -c "import pflmpi; print(pflmpi.__file__)"; {where}'
-    show += '; "$python" -m pflmpi examples here > /dev/null'
+    show += '; "$python" -m pflmpi examples here > /dev/null; "$python" -c "print(*open(\'/proc/self/maps\'))"'
     done = source_setup(tmp_path, "an env.setup", show)
     copy = tmp_path / "pflmpi-7"
     package = copy / site.relative_to(tmp_path / "env") / "pflmpi" / "__init__.py"
     printed = done.stdout.replace("dist-packages", "site-packages")  # as Debian's Python calls it
-    assert printed.splitlines() == [str(package), str(copy)], done.stderr
+    assert printed.splitlines()[:2] == [str(package), str(copy)], done.stderr
+    assert {Path(path).parent for path in re.findall(r"\S*/libpython\S*", printed)} <= {copy / "lib"}
     assert (tmp_path / "here" / "configs" / "quickstart.yaml").is_file(), "what pflmpi includes is packed too"
     assert not copy.exists(), "nothing is left on the nodes"
 
@@ -67,11 +70,22 @@ def source_setup(folder, setup, command, local=None, **variables):
 @pytest.fixture
 def setup(tmp_path):
     """The setup of an environment that holds a file bin/tool; Python, which would copy the true one, makes it."""
-    python = 'mkdir "$2/bin"; touch "$2/bin/tool"'
+    python = 'mkdir "$2/bin" "$2/libpython"; touch "$2/bin/tool"'
     variables = {**WITHOUT_PYTHON, "VIRTUAL_ENV": "/env", "PATH": write_programs(tmp_path, python=python)}
     packed = processes.call(["bash", "-c", f"umask 077; {ROOT}/launch/pack env.tar"], env=variables, cwd=tmp_path)
     assert packed.returncode == 0, packed.stderr
     return "env.setup"
+
+
+def test_a_packed_environment_is_for_all_users_and_its_libpython_comes_first(setup, tmp_path):
+    with tarfile.open(tmp_path / "env.tar") as packed:
+        assert {item.name: oct(item.mode) for item in packed if item.isdir()} == dict.fromkeys(
+            (".", "./bin", "./libpython"), "0o755"
+        )
+    show = 'echo "$LD_LIBRARY_PATH"'
+    libpython = f"{tmp_path}/pflmpi-7/libpython"
+    assert source_setup(tmp_path, setup, show).stdout == f"{libpython}\n"
+    assert source_setup(tmp_path, setup, show, LD_LIBRARY_PATH="/a b").stdout == f"{libpython}:/a b\n"
 
 
 def test_an_environment_is_unpacked_in_a_folder_with_a_space_and_nothing_else_is_deleted(setup, tmp_path):
@@ -107,6 +121,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_packed(tmp_
 
 IMPORT_ALL = """
 import importlib
+from pathlib import Path
 for path in sorted([*Path().glob("*.py"), *Path().glob("reliability/*.py")]):
     importlib.import_module(".".join(path.with_suffix("").parts))
 """
@@ -185,6 +200,7 @@ def test_without_a_gpu_one_line_says_so():
 
 RUN = """
 import sys
+from pathlib import Path
 sys.path.insert(0, "tests/helpers")
 import quick_run
 raw = quick_run.settings(training={"rounds": 1, "epochs": 9}, runtime={"executor": "lanes"})
