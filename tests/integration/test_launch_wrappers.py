@@ -211,6 +211,27 @@ def test_the_script_of_another_batch_system_ends_after_five_jobs_in_a_row_withou
     assert [job() for _ in range(4)] == [(True, False)] * 3 + [(False, True)]
 
 
+def test_starts_without_a_checkpoint_are_counted_for_each_run_however_long_its_path(tmp_path):
+    runs = ["a/b", "a-b", "/".join("c" * 100 for _ in range(5))]
+    jobs = [[start_again(tmp_path, run) for run in runs] for _ in range(5)]
+    assert [[printed for printed, _ in job] for job in jobs] == [["again\n"] * 3] * 4 + [[""] * 3]
+    assert all("five starts in a row were stopped before a round" in errors for _, errors in jobs[4])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_cannot_be_counted_is_the_last(tmp_path):
+    (tmp_path / "gone").mkdir()
+    printed, errors = start_again(tmp_path / "gone", "run", "rmdir ../gone; ")
+    assert printed == "" and "not started again, for starts without a new round are counted in" in errors
+
+
+def start_again(folder, run, before=""):
+    """What a job prints that was stopped before a round of the run, and its errors; "again" where it is requeued."""
+    script = f"{before}. {ROOT}/launch/settings; requeue_after 75 {run} '' echo again"
+    done = processes.call(["bash", "-c", script], env={**os.environ, "CONTINUES": "yes"}, cwd=folder)
+    return done.stdout, done.stderr
+
+
 def other_batch_system(folder):
     """A bench with programs that stand in for those of PBS and LSF, in the folder from which jobs are submitted."""
     bench = Bench(folder, "mpirun")
