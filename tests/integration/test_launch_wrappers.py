@@ -1,5 +1,6 @@
 """The launch wrappers, around programs that stand in for the launchers and print how they were started."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -352,24 +353,6 @@ run._run_command([], None, None)
     assert bench.left() == []
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_whose_terminal_is_closed_leaves_no_file(wrapper, tmp_path):
-    bench = Bench(tmp_path, wrapper)
-    bench.program(wrapper, f"{FAKE_RUN}echo ready; for _ in {{1..400}}; do sleep 0.05; done")
-    command = [str(ROOT / "launch" / wrapper), "pflmpi", "run", "a.yaml"]
-    process = processes.launch(command, env=bench.environment, cwd=tmp_path)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        launched = processes.descendants(process.pid)
-        process.send_signal(signal.SIGHUP)
-        process.wait(20)
-    finally:
-        for pid in launched:
-            processes.kill_all(pid)
-        process.communicate()
-    assert bench.left() == []
-
-
 def test_a_requeued_job_removes_the_file_that_its_killed_start_has_left(tmp_path):
     bench = Bench(tmp_path, "srun")
     (tmp_path / ".pflmpi-exit.70.0.abcdef").write_text("lost\n")
@@ -458,7 +441,7 @@ AGENT = "trap 'echo agent killed; kill -TERM $!; exit 1' TERM\n( {rank} ) & wait
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper, number, tmp_path):
     bench = Bench(tmp_path, wrapper)
     text = AGENT.format(rank=RANK) if wrapper == "torchrun" else RANK
@@ -499,6 +482,81 @@ def test_an_interrupted_wrapper_says_how_to_go_on(wrapper, tmp_path):
         processes.kill_all(process.pid)
     how = "the same command with --continue, or `pflmpi resume RUN`, goes on from the newest checkpoint"
     assert (process.returncode, err) == (130, f"launch/{wrapper}: interrupted; {how}\n")
+
+
+# Notes each signal in a file of its name, and ends, as mpirun and torchrun do also for a signal that is ignored.
+NOTES = """
+import os, signal, sys, time
+def note(number, _):
+    open(signal.Signals(number).name, "w")
+    sys.exit(1)
+for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGTSTP", "SIGUSR1"):
+    signal.signal(getattr(signal, name), note)
+print("prints", flush=True)
+open(sys.argv[1], "w")
+for _ in range(400):
+    if os.path.exists("end"):
+        sys.exit(open("done", "w").close())
+    if os.path.exists("SIGUSR1"):
+        sys.exit(1)  # torchrun, whose rank has ended
+    time.sleep(0.05)
+"""
+
+
+@contextlib.contextmanager
+def at_a_terminal(bench, before=""):
+    """A shell that has started a wrapper at a terminal, where what is in the background may not print; its keyboard."""
+    python = f"python3 {bench.folder}/bin/notes.py"
+    (bench.folder / "bin" / "notes.py").write_text(NOTES)
+    rank = f"{python} rank & until [ -e rank ]; do sleep 0.05; done; rm rank\n" if bench.wrapper == "torchrun" else ""
+    bench.program(bench.wrapper, f"{FAKE_RUN}{rank}exec {python} ready")
+    keyboard, terminal = os.openpty()
+    tty = os.ttyname(terminal)
+    command = f"exec < {tty} > {tty} 2>&1; stty tostop; {before} {ROOT}/launch/{bench.wrapper} pflmpi run a.yaml"
+    options = {"env": bench.environment, "cwd": bench.folder, "start_new_session": True}
+    with open(keyboard, "wb", buffering=0) as keys:
+        shell = processes.launch(["bash", "-c", f"{command}; echo $? > code"], **options)
+        started = [shell.pid]
+        try:
+            processes.wait_for(lambda: "ready" in bench.left(), "the launcher", 60)
+            os.close(terminal)
+            started += processes.descendants(shell.pid)
+            yield shell, keys
+        finally:
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    shell.communicate(timeout=20)
+
+
+def exit_files(bench):
+    return [name for name in bench.left() if name.startswith(".pflmpi-exit")]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(("before", "note"), [("", "SIGUSR1"), ("nohup", "done")])
+def test_a_closed_terminal_asks_the_ranks_to_stop_and_under_nohup_nothing(before, note, wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    with at_a_terminal(bench, before) as (shell, keys):
+        keys.close()
+        shell.wait(20)  # what it waited for gets SIGHUP then
+        if before:
+            (tmp_path / "end").touch()
+        processes.wait_for(lambda: set(bench.left()) > {"ready"} and not exit_files(bench), "the end", 30)
+    assert set(bench.left()) - {"ready", "end", "nohup.out"} == {note}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("key", "note", "code"), [(b"\x03", "SIGTERM", 130), (b"\x1c", "SIGTERM", 130), (b"\x1a", "SIGTSTP", 148)]
+)
+def test_a_key_that_interrupts_or_suspends_reaches_the_launcher_as_one_signal(key, note, code, wrapper, tmp_path):
+    bench = Bench(tmp_path, wrapper)
+    with at_a_terminal(bench, "set -m;") as (_, keys):
+        keys.write(key)
+        processes.wait_for(lambda: "code" in bench.left() and not exit_files(bench), "the end", 30)
+    assert set(bench.left()) == {"ready", note, "code"}
+    assert (tmp_path / "code").read_text() == f"{code}\n"
 
 
 def stopped(bench, signals):
