@@ -95,7 +95,9 @@ def _shown(path: Path, lines: list[Line]) -> str:
     options += [f"-s training.rounds={n}" for n in sorted({n for place, n in taken.items() if n < rounds[place]})]
     command = f"pflmpi sweep configs/papers/{path.parent.name}/{path.name}"
     title = f"**{table.title}**; {metric_of(table.metric).name}, {table.figure} round"
-    lines_below = (f"Furthest: {'; '.join(furthest) or 'none is outside'}.", f"Partitions: {', '.join(partitions)}.")
+    lines_below = [f"Partitions: {', '.join(partitions)}."]
+    if metric_of(table.metric).unit == "percent":
+        lines_below.insert(0, f"Furthest: {'; '.join(furthest) or 'none is outside'}.")
     parts = [
         textwrap.fill(f"{title}, {' or '.join(map(str, seeds))} of {len(table.seeds)} seeds.", 120),
         _markdown([["", *columns], *(row for row in rows if any(row[1:]))]).rstrip(),

@@ -42,7 +42,7 @@ def test_the_pages_have_what_is_written_from_the_files_beside_them(overview):
 def test_the_fit_of_every_cell_is_that_of_its_figures(path):
     for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
         expected = ""
-        if line["published"] and line["ours"] and line["metric"] != "parameters":
+        if line["published"] and line["ours"] and line["metric"] not in ("parameters", "train_loss"):
             spread = float(line["published_spread"]) if line["published_spread"] else None
             expected = rate_difference(float(line["ours"]) - float(line["published"]), spread)
         assert line["fit"] == expected, line
