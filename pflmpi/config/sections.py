@@ -50,9 +50,9 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
     result = dict(raw)
     for name, value in sections.items():
         before = result.get(name)
-        if value is None and isinstance(before, Mapping):
+        if value is None and before and isinstance(before, Mapping):
             raise ConfigError(
-                f"{name} is null, in place of {', '.join(before) or 'no keys'}; give the keys that are to change, or leave it out"
+                f"{name} is null, in place of {', '.join(before)}; give the keys that are to change, or leave it out"
             )
         partial = isinstance(value, Mapping) and "name" not in value and not (name == "partition" and "path" in value)
         if before is not None and partial:
