@@ -310,6 +310,8 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     experiment = dataclasses.replace(experiment, templates=templates)
     trial = partial(_trial, experiment)
     checks.check_optimizer(training, trial)
+    for task in tasks if is_new else ():
+        checks.check_frozen_head(task)
     if is_new and outside.is_from_outside(type(algorithm)):
         tried = trial()
         for check in (checks.check_repeats, checks.check_prediction, checks.check_cached_update):

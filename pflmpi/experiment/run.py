@@ -224,7 +224,7 @@ def _log_assumptions(experiment: Experiment) -> None:
     if config.data.label is None and dataset.label_columns:
         _log.warning("the label is the column %r; data.label names another", dataset.label_columns[0])
     for architecture in (task.architecture for task in experiment.tasks):
-        if isinstance(architecture, ModuleArchitecture) and architecture.findings.new_head:
+        if isinstance(architecture, ModuleArchitecture) and architecture.draws_head:
             name, head = architecture.name, architecture.recipe.head
             _log.warning("model %s: its head %s is made anew for %d classes", name, head, architecture.num_classes)
     chosen = config.data.split == "auto" and config.partition.path is None

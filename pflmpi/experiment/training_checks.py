@@ -30,6 +30,7 @@ from pflmpi.learning.training import Pass, TrainingConfig, count_samples
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Mean, Messages, OwnClasses, Uplink, as_messages
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.registry import format_unknown_name
 from pflmpi.rng import stream
 from pflmpi.runtime.config import EvaluationConfig
@@ -202,6 +203,19 @@ def check_rate(training: TrainingConfig, decay: float, who: str, round: int, rem
         raise ConfigError(
             f"{who} train at the learning rate of round {round}, which training.schedule = {training.schedule} makes "
             f"0; {remedy}"
+        )
+
+
+def check_frozen_head(task: Task) -> None:
+    """Raises `ConfigError` if the head is frozen, and made anew because the file of weights has none that fits."""
+    architecture = task.architecture
+    if not isinstance(architecture, ModuleArchitecture) or architecture.recipe.weights is None:
+        return
+    if architecture.draws_head and any(path.startswith("head/") for path in task.frozen.paths):
+        raise ConfigError(
+            f"model.weights = {architecture.recipe.weights!r} has no {architecture.recipe.head} for "
+            f"{architecture.num_classes} classes, and a head that is made anew needs training; let model.trainable "
+            "name it, or give a file with such a head"
         )
 
 

@@ -151,30 +151,36 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
         ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
     """
     state = read_state_dict(path)
-    heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
-    tensors = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    own = {name: value for name, value in tensors.items() if name.rpartition(".")[0] != head}
+    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
     state = {name: value for name, value in state.items() if name not in unread}
     adapters = {name for name in own if name.rpartition(".")[2] in ADAPTERS}
     if not adapters & state.keys():  # saved before the module got adapters
         own = {name: value for name, value in own.items() if name not in adapters}
-    for name in sorted(own.keys() | state.keys()):
-        sides = [str(list(side[name].shape)) if name in side else "missing" for side in (state, own)]
+    shapes = {name: list(value.shape) for name, value in own.items()}
+    per_class = [name for name in (f"{head}.weight", f"{head}.bias") if name in own]
+    shapes |= {name: [num_classes, *shapes[name][1:]] for name in per_class}
+    in_head = {name for name in own if name.rpartition(".")[0] == head}
+    rows = {state[name].shape[:1] for name in per_class if name in state}
+    if not in_head & state.keys() or (in_head <= state.keys() and (num_classes,) not in rows):  # it is made anew
+        state = {name: value for name, value in state.items() if name not in in_head}
+        shapes = {name: shape for name, shape in shapes.items() if name not in in_head}
+    for name in sorted(shapes.keys() | state.keys()):
+        sides = [list(state[name].shape) if name in state else "missing", shapes.get(name, "missing")]
         if sides[0] != sides[1]:
             raise ConfigError(
                 f"model.weights = {str(path)!r} is not of this model: {name} is {sides[0]}, here {sides[1]}"
             )
     buffers = dict(module.named_buffers())
-    for name, value in (*state.items(), *((f"{head}.{key}", value) for key, value in heads.items())):
+    for name, value in state.items():
         # A buffer may be a mask of -inf.
         if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
             raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
     with torch.no_grad():
         for name, value in own.items():
-            value.copy_(state[name])
-    fits = set(heads) == {"weight", "bias"} and len(heads["bias"]) == num_classes
-    return {name: value.float() for name, value in heads.items()} if fits else {}
+            if name not in in_head:
+                value.copy_(state[name])
+    return {name.rpartition(".")[2]: value.float() for name, value in state.items() if name in in_head}
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

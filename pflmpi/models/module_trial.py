@@ -30,6 +30,7 @@ class Findings:
         updated: those of them that training changes.
         replaced: those of them that the module replaces by new tensors.
         new_head: whether the head is replaced, as it is for another number of classes than the data has.
+        head_in_file: whether the file of weights has a head for the classes of the data.
         own_head: whether the head does more than x W^T + b.
         rereads_module: whether its backward pass reads the module again, as `torch.utils.checkpoint` does.
         entries: the names in its state dict, and the path of each in a model; "" for constants.
@@ -43,6 +44,7 @@ class Findings:
     updated: tuple[str, ...]
     replaced: tuple[str, ...]
     new_head: bool
+    head_in_file: bool
     own_head: bool
     rereads_module: bool
     entries: tuple[tuple[str, str], ...]
@@ -81,6 +83,7 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
         updated=updated,
         replaced=replaced,
         new_head=head.out_features != recipe.num_classes and not loaded,
+        head_in_file=bool(loaded),
         own_head=not is_plain(head),
         rereads_module=trial.rereads_module(body),
         entries=entries,

@@ -56,6 +56,11 @@ class ModuleArchitecture(Architecture):
         return not self.findings.own_head
 
     @property
+    def draws_head(self) -> bool:
+        """Whether the head is made anew: it is for other classes, or missing in the file of weights."""
+        return self.findings.new_head or (self.recipe.weights is not None and not self.findings.head_in_file)
+
+    @property
     def constants(self) -> tuple[str, ...]:
         names = (name for name in self.findings.state if name not in self.findings.updated)
         return tuple(f"stats/{name.replace('.', '/')}" for name in names)

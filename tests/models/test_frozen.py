@@ -267,3 +267,14 @@ def test_weights_of_a_file_stay_in_it(suffix, net, tmp_path, capfd):
         quick_run.resume(folder, ("training.rounds=4",))
     path.write_bytes(content)
     assert exported(folder, tmp_path / "two.pt").keys() == state.keys()
+
+
+@pytest.mark.parametrize("outputs", [0, 7])
+def test_a_head_that_the_file_of_weights_lacks_is_made_anew_or_refused_if_frozen(outputs, net, tmp_path, caplog):
+    layers = {"first": nn.Linear(64, 6), "second": nn.Linear(6, 6)} | ({"fc": nn.Linear(6, outputs)} if outputs else {})
+    torch.save(nn.ModuleDict(layers).state_dict(), tmp_path / "w.pt")
+    model = {**net, "weights": f"{tmp_path}/w.pt"}
+    quick_run.run(settings(model, training={"rounds": 1}), tmp_path / "run")
+    assert "its head fc is made anew for 10 classes" in caplog.text
+    with pytest.raises(ConfigError, match=r"w\.pt' has no fc for 10 classes, and a head that is made anew needs"):
+        quick_run.run(settings({**model, "trainable": ["second.*"]}), tmp_path / "frozen")

@@ -1,6 +1,7 @@
 """Torch modules from outside the package as models: named head, pretrained weights, dropout, unlike clients."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,27 @@ def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content, tmp_path):
     ) as caught:
         read_weights(path, _plain(), "fc", 3)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"fc.weight": torch.ones(3, 3)}, r"is not of this model: fc.weight is \[3, 3\], here \[3, 2\]"),
+        ({"fc.bias": None}, r"is not of this model: fc.bias is missing, here \[3\]"),
+        ({"fc.weight": torch.ones(4, 2), "fc.bias": None}, "fc.bias is missing"),
+        ({"fc.weight": torch.ones(4, 2)}, r"fc.weight is \[4, 2\], here \[3, 2\]"),
+        ({"fc.weight": torch.ones(4, 2), "fc.bias": torch.ones(4)}, ""),
+        ({"fc.weight": None, "fc.bias": None}, ""),
+    ],
+)
+def test_a_head_in_a_weights_file_is_read_or_refused_or_left_where_it_is_for_other_classes(changes, said, tmp_path):
+    """`said` is None if it is read, "" if it is left."""
+    state = {**_plain().state_dict(), **changes}
+    torch.save({name: value for name, value in state.items() if value is not None}, tmp_path / "weights.pt")
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        head = read_weights(tmp_path / "weights.pt", _plain(), "fc", 3)
+        assert head.keys() == ({"weight", "bias"} if said is None else set())
 
 
 class Versioned(nn.Linear):
