@@ -86,7 +86,10 @@ class Recipe:
             return self.kind(**dict(self.options))
 
     def _load_weights(self, module: nn.Module) -> dict[str, Tensor]:
-        return {} if self.weights is None else read_weights(Path(self.weights), module, self.head, self.num_classes)
+        if self.weights is None:
+            return {}
+        unread = _STATISTICS if self.norm == "group" else _COUNTER
+        return read_weights(Path(self.weights), module, self.head, self.num_classes, unread)
 
     def _check_head(self, module: nn.Module) -> None:
         linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
@@ -141,19 +144,25 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         )
 
 
+_COUNTER = ("num_batches_tracked",)  # of batch norm
+_STATISTICS = ("running_mean", "running_var", *_COUNTER)
 _SAVE = "write it by torch.save(module.state_dict(), FILE), with the weights in it"
 
 
-def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> dict[str, Tensor]:
+def read_weights(
+    path: Path, module: nn.Module, head: str, num_classes: int, unread: tuple[str, ...] = _COUNTER
+) -> dict[str, Tensor]:
     """Loads a state dict into a module; returns the weights of its head if they are for that many classes.
+
+    Args:
+        unread: last names of buffers that the module may lack.
 
     Raises:
         ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
     """
     state = read_state_dict(path)
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
-    state = {name: value for name, value in state.items() if name not in unread}
+    state = {name: value for name, value in state.items() if name in own or name.rpartition(".")[2] not in unread}
     adapters = {name for name in own if name.rpartition(".")[2] in ADAPTERS}
     if not adapters & state.keys():  # saved before the module got adapters
         own = {name: value for name, value in own.items() if name not in adapters}
@@ -171,16 +180,19 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
             raise ConfigError(
                 f"model.weights = {str(path)!r} is not of this model: {name} is {sides[0]}, here {sides[1]}"
             )
-    buffers = dict(module.named_buffers())
-    for name, value in state.items():
-        # A buffer may be a mask of -inf.
-        if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
-            raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
+    _check_finite(path, state, dict(module.named_buffers()))
     with torch.no_grad():
         for name, value in own.items():
             if name not in in_head:
                 value.copy_(state[name])
     return {name.rpartition(".")[2]: value.float() for name, value in state.items() if name in in_head}
+
+
+def _check_finite(path: Path, state: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Raises `ConfigError` for NaN, and for an infinity in a parameter; a buffer may be a mask of -inf."""
+    for name, value in state.items():
+        if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

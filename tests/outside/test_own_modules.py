@@ -316,6 +316,14 @@ def test_an_export_of_a_run_with_group_norm_starts_another(net, tmp_path):
     quick_run.run(settings({**model, "weights": str(tmp_path / "one.pt")}), tmp_path / "second")
 
 
+def test_group_norm_takes_the_weights_of_the_module_as_it_is_written(tmp_path):
+    module = Adapted(3)
+    nn.init.constant_(module.norm.bias, 0.5)
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    model = module_model(Adapted)(head="fc", norm="group", weights=str(tmp_path / "weights.pt")).bind((4,), 3)
+    assert torch.equal(model.init(np.random.default_rng(0))["body"]["norm"]["bias"], torch.full((4,), 0.5))
+
+
 def test_what_is_no_model_is_refused(net, tmp_path):
     class Evil:
         def __reduce__(self) -> Any:
