@@ -221,6 +221,9 @@ def _log_assumptions(experiment: Experiment) -> None:
             others,
             "clients, classes and characters" if dataset.characters else "clients and classes",
         )
+    if isinstance(first, RunWeights) and (settings := first.trained_with(config, experiment.code)):
+        trained_with = ", ".join(settings)
+        _log.warning("%s: its models were trained with %s; they may score otherwise here", first.name, trained_with)
     if config.data.label is None and dataset.label_columns:
         _log.warning("the label is the column %r; data.label names another", dataset.label_columns[0])
     for architecture in (task.architecture for task in experiment.tasks):

@@ -1,19 +1,22 @@
 """`model.weights: RUN@ROUND`: a run that starts from the models of another run after a round."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning import personal
 from pflmpi.learning.personal import MODEL_PARTS, ModelExpression, NotAModel
 from pflmpi.learning.task import SERVER, Task
-from pflmpi.models.base import run_reference
+from pflmpi.models.base import Model, run_reference
 from pflmpi.runtime.client_state import tree_from_arrays
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.store import run_folder, verify
@@ -21,6 +24,7 @@ from pflmpi.store.layout import Layout
 from pflmpi.text import join_truncated
 from pflmpi.tree import Tree
 
+_OF_TRAINING = {"check", *(field.name for field in fields(Model))}  # keys of a model that leave the network as it is
 _SERVER_MODELS = ("model", "shared")  # keys under which algorithms keep a model; others keep its parts at the root
 
 
@@ -88,10 +92,30 @@ class RunWeights:
         recorded = run_folder.read_attributes(self.run, self.round)
         return "data" if recorded["data"] != data else "partition" if recorded["partition"] != partition else ""
 
+    def trained_with(self, config: Config, code: Mapping[str, str]) -> list[str]:
+        """Describes what the run has otherwise than a configuration: normalisation, model and its code (a hash)."""
+        recorded = run_folder.read_attributes(self.run, self.round)
+        config_before = yaml_file.parse(str(recorded["config"]), self.name)
+        before = _settings(config_before, json.loads(str(recorded.get("code", "{}"))))
+        now = _settings(config.resolved(), code)
+        both = before.keys() & now.keys()
+        return [f"{key} = {before[key]!r} (here {now[key]!r})" for key in sorted(both) if before[key] != now[key]]
+
     def _own(self, client: int) -> Tree:
         block = _read_block(self, client // _block_length(self.run, self.round))
         kept, received = block[client]
         return personal.assemble(self.personal, kept, received)
+
+
+def _settings(config: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a model computes by, as far as its sizes do not show it."""
+    values = {"data.normalize": config["data"]["normalize"]} if "normalize" in config["data"] else {}
+    for number, model in enumerate(config["model"] if isinstance(config["model"], list) else [config["model"]]):
+        place = f"model/{number}" if number else "model"
+        values |= {f"{place}.{key}": value for key, value in model.items() if key not in _OF_TRAINING}
+        values[f"{place}.name"] = model["name"].rpartition(":")[2]  # its file may have been moved
+        values[f"code of {place}"] = code.get(place, "none")[:12]
+    return values
 
 
 _block_length = lru_cache(maxsize=1)(run_folder.count_clients_per_block)

@@ -95,6 +95,21 @@ def test_another_partition_is_said(source, tmp_path, caplog):
         assert (f"its {says} differs: its models may have been trained on" in caplog.text) == bool(says)
 
 
+def test_another_normalisation_or_model_of_the_same_sizes_is_said(source, tmp_path, caplog):
+    run, net = source("fedavg"), {"name": f"{tmp_path}/net.py:Net", "head": "fc", "check": False}
+    quick_run.run(begun("fedavg", f"{run}@2", data={"normalize": "standard"}), tmp_path / "scaled")
+    assert "its models were trained with data.normalize = 'fixed' (here 'standard'); they" in caplog.text
+    (tmp_path / "net.py").write_text(NET)
+    quick_run.run(quick_run.settings(begun("fedavg", ""), model=net), tmp_path / "before")
+    (tmp_path / "moved").mkdir()
+    for function in ("relu", "tanh"):
+        (tmp_path / "moved" / "net.py").write_text(NET.replace("relu", function))
+        model = {**net, "name": f"{tmp_path}/moved/net.py:Net", "weights": f"{tmp_path}/before@2", "trainable": ["*"]}
+        caplog.clear()
+        quick_run.run(quick_run.settings(begun("fedavg", ""), model=model), tmp_path / function)
+        assert ("its models were trained with code of model = '" in caplog.text) == (function == "tanh")
+
+
 def test_a_module_of_ones_own_begins_so_too(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     model = {"name": f"{tmp_path}/net.py:Net", "head": "fc", "check": False}
