@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from pflmpi.atomic import TEMPORARY
 from pflmpi.store import (
     config_file,
     events_file,
@@ -54,6 +55,15 @@ def is_file_of_run(path: Path) -> bool:
         return True
     files = (config_file, events_file, job_file, metrics_file, module_file, partition_file, run_lock)
     return is_run(path.parent) and path in [file.path(path.parent) for file in files]
+
+
+def find_other_files(run: Path) -> list[Path]:
+    """Lists what lies in a run's folder and is none of its files; files that were being written are its own."""
+    shards = run / SHARDS
+    folders = [folder for folder in (run, shards) if folder.is_dir() and not (folder == shards and folder.is_symlink())]
+    paths = [path for folder in folders for path in sorted(folder.iterdir()) if path not in folders]
+    finished = {path: path.with_name(path.name.removesuffix(TEMPORARY)) for path in paths}
+    return [path for path in paths if path.is_symlink() or not (path.is_file() and is_file_of_run(finished[path]))]
 
 
 @cache  # one warning, however often `watch` looks

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,8 +20,10 @@ from pflmpi.experiment.recorded_data import check_data
 from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder, run_lock, verify
+from pflmpi.store.names import SHARDS
+from pflmpi.store.runs import find_other_files
 from pflmpi.sweep.table import PlannedRun
-from pflmpi.text import pluralize
+from pflmpi.text import join_truncated, pluralize
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class RunState:
         state: what to do: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the folder
             was made with another configuration or on other data, or another process writes it).
         done: rounds that are complete.
-        problem: why the run in the folder cannot be used; for "other", and for "start" where a run with metrics lies.
+        problem: why the run in the folder cannot be used; for "other", and for "start" where its folder must be kept.
         changes: configuration values that change on resume.
     """
 
@@ -118,8 +121,11 @@ def is_done_otherwise(task: CellTask, out: Path) -> bool:
 def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
     """Finds the state of a run's folder for this configuration."""
     rounds = config.training.rounds
+    if link := next((path for path in (run, *run.parents) if path.is_symlink() and not path.exists()), None):
+        problem = f"{link} is a link to {os.readlink(link)}, which is missing; make that folder, or remove the link"
+        return RunState("other", problem=problem)
     if not run_folder.rounds(run):
-        return RunState("start", problem=_explain_lost_checkpoints(run))
+        return RunState("start", problem=_explain_lost_checkpoints(run) or explain_other_files(run))
     try:
         changes = allowed_changes(run, config)
         find_changed_code(run, config, code_may_change)
@@ -151,6 +157,14 @@ def _explain_lost_checkpoints(run: Path) -> str:
     )
 
 
+def explain_other_files(run: Path) -> str:
+    """Why the folder of a run must not be deleted although the run may be; "" if all in it is the run's own."""
+    if run.exists() and not run.is_dir():
+        return f"{run} is no folder"
+    names = [str(path.relative_to(run)) for path in find_other_files(run)]
+    return f"{run} holds {join_truncated(names)}, which the run has not written" if names else ""
+
+
 def _find_last_round(run: Path, config: Config, done: int) -> int:
     """The round after which a run with a checkpoint of round `done` ends, also by `training.stop`."""
     training = config.training
@@ -174,18 +188,20 @@ def explain_unfinished(task: CellTask, config: Config, out: Path) -> str:
 def prepare_cell(task: CellTask, out: Path) -> None:
     """Writes the configuration of a cell beside its run, and clears the folder of a run that starts anew.
 
-    A run that cannot continue, or whose checkpoints are damaged or lost, is renamed; one without metrics is removed.
+    A run that cannot continue, whose checkpoints are damaged or lost, or whose folder holds other files, is renamed;
+    one without metrics is removed. A link to its folder stays.
     """
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
         return
     with explain_write_error(run.parent, "choose another --out"):
-        if task.state == "start" and run.exists():
+        if task.state == "start" and os.path.lexists(run):
             if task.problem:
                 aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
                 _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, task.problem)
             else:
-                shutil.rmtree(run)
+                for file in run.iterdir():
+                    shutil.rmtree(file) if file == run / SHARDS else file.unlink()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(task.cell.raw))
 

@@ -105,24 +105,49 @@ def test_a_run_made_with_another_configuration_stays_as_it_is(changes, words, ce
     assert quick_run.digest(folder) == before and not cell.config(tmp_path).exists()
 
 
-def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(cell, tmp_path):
+@pytest.fixture
+def stopped(cell, tmp_path):
+    """The folder of a run of the cell that was stopped before its first checkpoint."""
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.unlink()
     metrics_file.restart(folder, 0)
+    (folder / "shards" / "round_00000_rank_000.h5.tmp").touch()
+    return folder
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(linked, cell, stopped, tmp_path):
+    if linked:
+        stopped.rename(tmp_path / "elsewhere")
+        stopped.symlink_to(tmp_path / "elsewhere")
     work = needed(cell, tmp_path, training={"lr": 0.5})
     assert (work.state, work.problem) == ("start", "")
     prepare_cell(work, tmp_path)
-    assert not folder.exists()
+    assert [*stopped.iterdir()] == [] and stopped.is_symlink() == linked
 
 
-def test_a_link_in_the_place_of_a_run_without_a_checkpoint_is_named(cell, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    cell.run(tmp_path).parent.mkdir(parents=True)
-    cell.run(tmp_path).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="symbolic link; fix that, or choose another --out"):
-        prepare_cell(needed(cell, tmp_path), tmp_path)
-    assert (tmp_path / "elsewhere").is_dir()
+@pytest.mark.parametrize("name", ["first-try/config.yaml", "notes.txt", "shards/thesis.txt", "probe_00001.h5/mine"])
+def test_a_folder_with_files_that_are_not_the_runs_is_kept_aside(name, cell, stopped, tmp_path):
+    (stopped / name).parent.mkdir(exist_ok=True)
+    (stopped / name).write_text("mine")
+    work = needed(cell, tmp_path)
+    assert work.state == "start" and "which the run has not written" in work.problem
+    prepare_cell(work, tmp_path)
+    (aside,) = stopped.parent.glob("old-seed0-*")
+    assert (aside / name).read_text() == "mine" and not stopped.exists()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_link_that_leads_nowhere_is_a_failure_of_its_cells_alone(depth, tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0])
+    link = [Path("out/FedAvg/few/seed0"), Path("out/FedAvg/few")][depth]
+    link.parent.mkdir(parents=True)
+    link.symlink_to("gone")
+    assert main(["sweep", str(path), "--out", "out", "--only", "*/few", "--ranks", "1"]) == 1
+    text = capfd.readouterr()
+    assert f"{link} is a link to gone, which is missing; make that folder" in text.err
+    assert "2 runs: 1 done" in text.out and link.is_symlink()
 
 
 def test_a_run_that_another_process_writes_is_left_alone(cell, tmp_path):
