@@ -46,7 +46,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule, advise_fewer_ranks, sch
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, job_file, metrics_file, pruning, run_folder
+from pflmpi.store import config_file, job_file, metrics_file, pruning, run_folder, verify
 from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
@@ -154,11 +154,19 @@ def _resumed_config(run: Path, config: Config, transport: Transport, changed_cod
     return config
 
 
-def refuse_existing(run: Path) -> None:
-    """Raise `ConfigError` for a folder that holds a run or runs, or cannot be one because a file is in its place."""
-    if config_file.path(run).exists() or run_folder.rounds(run):
+def refuse_existing(run: Path, anew: bool = False) -> None:
+    """Raise `ConfigError` for a folder that holds a run or runs, or cannot be one because a file is in its place.
+
+    Args:
+        anew: whether to allow the folder of a run that was stopped before its first checkpoint.
+    """
+    if run_folder.rounds(run):
         resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
-        how = resumed if run_folder.rounds(run) else "it has no checkpoint: add --continue"
+        raise ConfigError(f"{run} holds a run already; {resumed}, or choose another --out")
+    if lost := verify.explain_lost_checkpoints(run):
+        raise ConfigError(lost)
+    if config_file.path(run).exists() and not anew:
+        how = "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     inner = sorted(file.parent.name for file in run.glob("*/config.yaml") if run_folder.rounds(file.parent))
     if inner:
@@ -286,14 +294,10 @@ def _run_id(run: Path) -> str:
 
 
 def _create(run: Path, experiment: Experiment, recorded: Mapping[str, Any], anew: bool) -> None:
-    """Write the files that a new run starts with; a folder with another run is refused.
-
-    Args:
-        anew: whether to allow the folder of a run that was stopped before its first checkpoint.
-    """
+    """Write the files that a new run starts with; raises as `refuse_existing`."""
     with explain_write_error(f"the run folder {run}", "choose another --out"):
-        if config_file.run_id(run) != recorded["run"] and (run_folder.rounds(run) or not anew):
-            refuse_existing(run)
+        if config_file.run_id(run) != recorded["run"]:
+            refuse_existing(run, anew)
         (run / SHARDS).mkdir(exist_ok=True)
         pruning.discard_after(run, None)
         stored_config.write(run, experiment, recorded)

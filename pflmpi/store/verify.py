@@ -21,7 +21,7 @@ from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.run_folder import read_attributes, read_checksums, read_layout, read_metrics_checksum
 from pflmpi.store.shard import find_row_problem
-from pflmpi.text import for_shell, format_ranges
+from pflmpi.text import for_shell, format_ranges, pluralize
 
 COMPLETE = "complete"  # `content` of a file that needs no other
 
@@ -141,6 +141,17 @@ def find_newest_good(run: Path) -> tuple[int, list[str]]:
     raise CheckpointError(
         f"{run} has no good checkpoint among {len(present)}: {'; '.join(dict.fromkeys(skipped))}; restore the files "
         "from a copy, or start again with `pflmpi run`"
+    )
+
+
+def explain_lost_checkpoints(run: Path) -> str:
+    """Why a run without a checkpoint must not be replaced; "" if it has no metrics of a round."""
+    lines = metrics_file.read_bytes(run).count(b"\n") - 1
+    if lines < 1:
+        return ""
+    return (
+        f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; put its checkpoints back from a copy to "
+        "go on, or move it away to start anew"
     )
 
 

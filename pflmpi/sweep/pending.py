@@ -19,11 +19,11 @@ from pflmpi.errors import CheckpointError, UserError
 from pflmpi.experiment.recorded_data import check_data
 from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import metrics_file, run_folder, run_lock, verify
+from pflmpi.store import run_folder, run_lock, verify
 from pflmpi.store.names import SHARDS
 from pflmpi.store.runs import find_other_files
 from pflmpi.sweep.table import PlannedRun
-from pflmpi.text import join_truncated, pluralize
+from pflmpi.text import join_truncated
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
         problem = f"{link} is a link to {os.readlink(link)}, which is missing; make that folder, or remove the link"
         return RunState("other", problem=problem)
     if not run_folder.rounds(run):
-        return RunState("start", problem=_explain_lost_checkpoints(run) or explain_other_files(run))
+        return RunState("start", problem=verify.explain_lost_checkpoints(run) or explain_other_files(run))
     try:
         changes = allowed_changes(run, config)
         find_changed_code(run, config, code_may_change)
@@ -144,17 +144,6 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
         problem = f"{run} has reached round {done}, and training.stop ends it after round {last} now; use another --out"
         return RunState("other", problem=problem)
     return RunState("done", done) if done == last else RunState("continue", done, changes=changes)
-
-
-def _explain_lost_checkpoints(run: Path) -> str:
-    """Why a run without a checkpoint must not be deleted; "" if it has no metrics of a round."""
-    lines = metrics_file.read_bytes(run).count(b"\n") - 1
-    if lines < 1:
-        return ""
-    return (
-        f"{run} has metrics of {pluralize(lines, 'round')} and no checkpoint; put its checkpoints back from a copy to "
-        "go on, or move it away to start anew"
-    )
 
 
 def explain_other_files(run: Path) -> str:

@@ -15,7 +15,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
 from pflmpi.experiment.build import load_federation
 from pflmpi.experiment.stored_config import stored_config
-from pflmpi.store import verify
+from pflmpi.store import metrics_file, verify
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"trainig": {}}, ["unknown key 'trainig'", "did you mean 'training'"]),
@@ -162,6 +162,19 @@ def test_a_folder_with_a_run_is_not_overwritten(run):
     with pytest.raises(UserError, match=rf"holds a run already; continue it with `pflmpi resume '{run}'`, or"):
         quick_run.run(quick_run.settings(seed=9), run)
     assert quick_run.digest(run) == before
+
+
+@pytest.mark.parametrize("words", [[], ["--continue"]])
+def test_a_run_whose_checkpoints_are_lost_is_not_overwritten(words, run, capfd):
+    for path in run.rglob("*.h5"):
+        path.unlink()
+    figures, command = metrics_file.read_bytes(run), ["run", str(run / "config.yaml"), "--out", str(run), *words]
+    assert quick_run.command([*command, "--ranks", "1"]) == 2
+    expected = f"{run} has metrics of 3 rounds and no checkpoint; put its checkpoints back from a copy to go on"
+    assert expected in capfd.readouterr().err and metrics_file.read_bytes(run) == figures
+    metrics_file.restart(run, 0)
+    assert quick_run.command([*command, "--ranks", "1"]) == (0 if words else 2)
+    assert words or "it has no checkpoint: add --continue" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["training.lr=0.5", "seed=8", "algorithm.critical_share=0.1", "runtime.threads=2"])
