@@ -69,7 +69,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def check_config(path: Path) -> None:
     """Raise `ConfigError` for the folder of a run, and for a pipe or device, which not every rank can read."""
-    if (path / "config.yaml").is_file():
+    from pflmpi.store import config_file
+
+    if config_file.is_of_run(path):
         resume, config = f"`pflmpi resume {for_shell(path)}`", path / "config.yaml"
         raise ConfigError(f"{path} is the folder of a run; {resume} continues it, and {config} can be run anew")
     if path.exists() and not path.is_file():

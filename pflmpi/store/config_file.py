@@ -61,6 +61,15 @@ def read_newest_attributes(run: Path) -> dict[str, Any] | None:
     return None
 
 
+def is_of_run(run: Path) -> bool:
+    """Whether a folder has a config.yaml of a run, which has the checksum or the section `recorded`."""
+    try:
+        content = regular_file.read(path(run))
+    except OSError:
+        return False
+    return _CHECKSUM in content or content.startswith(b"recorded:") or b"\nrecorded:" in content
+
+
 def find_damage(run: Path) -> str | None:
     """Returns why config.yaml is not as it was written, or None."""
     if not path(run).exists():
@@ -72,8 +81,9 @@ def find_damage(run: Path) -> str | None:
     above, _, checksum = content.rpartition(_CHECKSUM)
     if checksum == b"%08x\n" % zlib.crc32(above):
         return None
+    removed = "delete it" if is_of_run(run) else "move it away"
     return (
-        f"{path(run)} is not as it was written: its CRC-32 is another; put it back from a copy, or delete it: "
+        f"{path(run)} is not as it was written: its CRC-32 is another; put it back from a copy, or {removed}: "
         f"`pflmpi resume {for_shell(run)}` then takes the configuration of the newest checkpoint; "
         "-s KEY=VALUE changes a value"
     )

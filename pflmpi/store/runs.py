@@ -17,7 +17,7 @@ from pflmpi.store import (
     probe_file,
     run_lock,
 )
-from pflmpi.store.names import SHARDS, round_of
+from pflmpi.store.names import SHARDS, round_of, rounds
 from pflmpi.text import join_truncated, printable
 
 _log = logging.getLogger(__name__)
@@ -25,8 +25,11 @@ _SET_ASIDE = re.compile(r"old-.+-\d+")  # the name that `sweep --anew` gives to 
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder looks like a run, complete or not."""
-    return os.path.lexists(config_file.path(folder)) or (folder / SHARDS).is_dir()
+    """Whether a folder looks like a run, complete or not: it has the configuration of one, a checkpoint or a shard."""
+    if config_file.is_of_run(folder) or rounds(folder):
+        return True
+    shards = folder / SHARDS
+    return shards.is_dir() and any(round_of(path.name) is not None for path in shards.iterdir())
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -161,6 +161,19 @@ def test_runs_that_a_sweep_has_set_aside_are_not_counted(runs, tmp_path):
     assert find_runs(tmp_path / "old-seed0-1795846392506447663") != [], "named by itself"
 
 
+def test_a_configuration_or_a_folder_of_shards_that_is_the_users_own_makes_no_run(runs, tmp_path, capfd):
+    for number, run in enumerate(runs[:2]):
+        shutil.copytree(run, tmp_path / f"run{number}")
+    (tmp_path / "config.yaml").write_text("training: {rounds: 3}\n")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "of-mine.h5").touch()
+    assert main(["compare", str(tmp_path)]) == 0
+    shutil.copy(tmp_path / "config.yaml", tmp_path / "run1")
+    assert main(["compare", str(tmp_path)]) == 2
+    text = capfd.readouterr().err
+    assert f"{tmp_path / 'run1' / 'config.yaml'} is not as it was written" in text and "or move it away" in text
+
+
 def test_a_link_to_a_run_stands_for_it_and_one_to_another_folder_is_named(runs, tmp_path, caplog):
     (tmp_path / "among").mkdir()
     (tmp_path / "among" / "mixed").symlink_to(runs[0])
