@@ -35,14 +35,14 @@ def is_run(folder: Path) -> bool:
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else all runs below it, sorted.
 
-    Runs that a sweep has set aside are left out. Links to runs count as runs. Links to other folders are not followed,
-    because they may form cycles; a warning names them.
+    Runs that a sweep has set aside, and hidden folders, are left out. Links to runs count as runs. Links to other
+    folders are not followed, because they may form cycles; a warning names them.
     """
     if is_run(folder):
         return [folder]
     runs, links = list[Path](), list[str]()
     for parent, names, _ in os.walk(folder):
-        below = [Path(parent, name) for name in names if not _SET_ASIDE.fullmatch(name)]
+        below = [Path(parent, name) for name in names if not (name.startswith(".") or _SET_ASIDE.fullmatch(name))]
         inside = [path for path in below if is_run(path)]
         runs += inside
         links += [str(path) for path in below if path.is_symlink() and path not in inside]

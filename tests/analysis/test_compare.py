@@ -154,11 +154,12 @@ def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     assert text.count("training.lr") == text.count("test loss") == 3
 
 
-def test_runs_that_a_sweep_has_set_aside_are_not_counted(runs, tmp_path):
+@pytest.mark.parametrize("name", ["old-seed0-1795846392506447663", ".Trash-1000/files/seed0"])
+def test_runs_that_were_set_aside_or_thrown_away_are_not_counted(name, runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "seed0")
-    shutil.copytree(runs[0], tmp_path / "old-seed0-1795846392506447663")
+    shutil.copytree(runs[0], tmp_path / name)
     assert find_runs(tmp_path) == [tmp_path / "seed0"]
-    assert find_runs(tmp_path / "old-seed0-1795846392506447663") != [], "named by itself"
+    assert find_runs(tmp_path / name) == [tmp_path / name], "named by itself"
 
 
 def test_a_configuration_or_a_folder_of_shards_that_is_the_users_own_makes_no_run(runs, tmp_path, capfd):
