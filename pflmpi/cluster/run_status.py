@@ -71,7 +71,7 @@ class RunStatus:
 
 def read_run_status(run: Path) -> RunStatus | None:
     """Progress of a run; None if there is no run in the folder."""
-    if not (config_file.path(run).exists() or names.rounds(run)):
+    if not (config_file.is_of_run(run) or names.rounds(run)):
         return None
     try:
         config, notes = stored.read_verified(run)

@@ -14,6 +14,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import name_runs
 from pflmpi.cli import main
+from pflmpi.cluster.run_status import read_run_status
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store.runs import find_runs
 
@@ -168,7 +169,7 @@ def test_a_configuration_or_a_folder_of_shards_that_is_the_users_own_makes_no_ru
     (tmp_path / "config.yaml").write_text("training: {rounds: 3}\n")
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "of-mine.h5").touch()
-    assert main(["compare", str(tmp_path)]) == 0
+    assert main(["compare", str(tmp_path)]) == 0 and read_run_status(tmp_path) is None
     shutil.copy(tmp_path / "config.yaml", tmp_path / "run1")
     assert main(["compare", str(tmp_path)]) == 2
     text = capfd.readouterr().err
