@@ -51,6 +51,7 @@ from pflmpi.store.job_file import End, Start
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS
 from pflmpi.store.run_lock import RunLock, take
+from pflmpi.store.runs import find_replaced_files, find_runs
 from pflmpi.text import for_shell, join_truncated
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import describe_ranks
@@ -155,7 +156,7 @@ def _resumed_config(run: Path, config: Config, transport: Transport, changed_cod
 
 
 def refuse_existing(run: Path, anew: bool = False) -> None:
-    """Raise `ConfigError` for a folder that holds a run or runs, or cannot be one because a file is in its place.
+    """Raise `ConfigError` for a folder that holds a run or runs, or files of such names, or that cannot be one.
 
     Args:
         anew: whether to allow the folder of a run that was stopped before its first checkpoint.
@@ -163,13 +164,15 @@ def refuse_existing(run: Path, anew: bool = False) -> None:
     if run_folder.rounds(run):
         resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
         raise ConfigError(f"{run} holds a run already; {resumed}, or choose another --out")
+    is_begun = config_file.is_of_run(run) or (run / SHARDS).is_dir()  # by a run, or by a fork that was killed
+    if replaced := [] if is_begun else [path.name for path in find_replaced_files(run)]:
+        raise ConfigError(f"{run} holds {join_truncated(replaced)}, which a run would replace; choose another --out")
     if lost := verify.explain_lost_checkpoints(run):
         raise ConfigError(lost)
-    if config_file.path(run).exists() and not anew:
+    if config_file.is_of_run(run) and not anew:
         how = "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
-    inner = sorted(file.parent.name for file in run.glob("*/config.yaml") if run_folder.rounds(file.parent))
-    if inner:
+    if inner := [str(path.relative_to(run)) for path in find_runs(run) if path != run]:
         raise ConfigError(
             f"{run} is a folder of runs ({join_truncated(inner)}), which it would hide; choose another --out"
         )

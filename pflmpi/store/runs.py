@@ -60,6 +60,18 @@ def is_file_of_run(path: Path) -> bool:
     return is_run(path.parent) and path in [file.path(path.parent) for file in files]
 
 
+def find_replaced_files(folder: Path) -> list[Path]:
+    """Lists files in a folder that a run which starts in it would replace, delete or extend."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = (config_file, events_file, metrics_file, module_file, partition_file)
+    names = [file.path(folder).name for file in files]
+    return [
+        path
+        for path in paths
+        if path.name in names or path.match(f"*.h5{TEMPORARY}") or probe_file.round_of(path.name) is not None
+    ]
+
+
 def find_other_files(run: Path) -> list[Path]:
     """Lists what lies in a run's folder and is none of its files; files that were being written are its own."""
     shards = run / SHARDS

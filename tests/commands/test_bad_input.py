@@ -165,6 +165,26 @@ def test_a_folder_with_a_run_is_not_overwritten(run):
 
 
 @pytest.mark.parametrize("words", [[], ["--continue"]])
+@pytest.mark.parametrize("name", ["metrics.csv", "partition.csv", "config.yaml", "features.h5.tmp"])
+def test_a_users_files_in_the_folder_of_a_new_run_stay(name, words, tmp_path, capfd):
+    config = tmp_path / "start.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings()))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("a,b\n1,2\n")
+    assert quick_run.command(["run", str(config), "--out", str(tmp_path / "mine"), "--ranks", "1", *words]) == 2
+    assert f"mine holds {name}, which a run would replace; choose another --out" in capfd.readouterr().err
+    assert (tmp_path / "mine" / name).read_text() == "a,b\n1,2\n"
+
+
+def test_runs_deep_in_a_folder_are_not_buried_by_another(run, tmp_path, capfd):
+    shutil.copytree(run, tmp_path / "sweep" / "FedAvg" / "few" / "seed0")
+    command = ["run", str(run / "config.yaml"), "--ranks", "1", "--out", str(tmp_path / "sweep")]
+    for words in ([], ["--continue"]):
+        assert quick_run.command([*command, *words]) == 2
+        assert "sweep is a folder of runs (FedAvg/few/seed0), which it would hide" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--continue"]])
 def test_a_run_whose_checkpoints_are_lost_is_not_overwritten(words, run, capfd):
     for path in run.rglob("*.h5"):
         path.unlink()
