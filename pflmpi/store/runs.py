@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from pflmpi.atomic import TEMPORARY
+from pflmpi.atomic import TEMPORARY, finished
 from pflmpi.store import (
     config_file,
     events_file,
@@ -77,8 +77,7 @@ def find_other_files(run: Path) -> list[Path]:
     shards = run / SHARDS
     folders = [folder for folder in (run, shards) if folder.is_dir() and not (folder == shards and folder.is_symlink())]
     paths = [path for folder in folders for path in sorted(folder.iterdir()) if path not in folders]
-    finished = {path: path.with_name(path.name.removesuffix(TEMPORARY)) for path in paths}
-    return [path for path in paths if path.is_symlink() or not (path.is_file() and is_file_of_run(finished[path]))]
+    return [path for path in paths if path.is_symlink() or not (path.is_file() and is_file_of_run(finished(path)))]
 
 
 @cache  # one warning, however often `watch` looks
