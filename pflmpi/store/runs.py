@@ -1,5 +1,6 @@
 """Finding runs in folders, and telling their files from others."""
 
+import contextlib
 import logging
 import os
 import re
@@ -26,10 +27,13 @@ _SET_ASIDE = re.compile(r"old-.+-\d+")  # the name that `sweep --anew` gives to 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like a run, complete or not: it has the configuration of one, a checkpoint or a shard."""
-    if config_file.is_of_run(folder) or rounds(folder):
+    if config_file.is_of_run(folder):
         return True
     shards = folder / SHARDS
-    return shards.is_dir() and any(round_of(path.name) is not None for path in shards.iterdir())
+    with contextlib.suppress(PermissionError):  # of a folder that nobody else may list
+        names = [path.name for path in shards.iterdir()] if shards.is_dir() else []
+        return bool(rounds(folder)) or any(round_of(name) is not None for name in names)
+    return False
 
 
 def find_runs(folder: Path) -> list[Path]:
