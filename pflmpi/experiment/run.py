@@ -176,6 +176,8 @@ def refuse_existing(run: Path, anew: bool = False) -> None:
         raise ConfigError(
             f"{run} is a folder of runs ({join_truncated(inner)}), which it would hide; choose another --out"
         )
+    if outer := next((parent for parent in run.absolute().parents if config_file.is_of_run(parent)), None):
+        raise ConfigError(f"{run} is in the run {outer}, which would hide it; choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
 

@@ -176,6 +176,13 @@ def test_a_users_files_in_the_folder_of_a_new_run_stay(name, words, tmp_path, ca
     assert (tmp_path / "mine" / name).read_text() == "a,b\n1,2\n"
 
 
+def test_a_run_within_a_run_which_no_folder_of_runs_would_show_is_refused(run, capfd):
+    command = ["run", str(run / "config.yaml"), "--ranks", "1", "--out", str(run / "again" / "seed1")]
+    assert quick_run.command(command) == 2
+    assert f"seed1 is in the run {run}, which would hide it; choose another --out" in capfd.readouterr().err
+    assert not (run / "again").exists()
+
+
 def test_runs_deep_in_a_folder_are_not_buried_by_another(run, tmp_path, capfd):
     shutil.copytree(run, tmp_path / "sweep" / "FedAvg" / "few" / "seed0")
     command = ["run", str(run / "config.yaml"), "--ranks", "1", "--out", str(tmp_path / "sweep")]
