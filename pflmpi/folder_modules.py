@@ -51,15 +51,6 @@ def parse(content: bytes) -> ast.Module:
         return ast.Module([], [])
 
 
-def imported_names(tree: ast.Module) -> Iterator[str]:
-    """Yields what its import statements name: modules, and names in them, which may be modules too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-
-
 @lru_cache(maxsize=1024)
 def _list_imported(path: Path, content: bytes, root: Path) -> list[Path]:
     """Paths that the modules of all import statements would have."""

@@ -15,16 +15,7 @@ from threading import RLock
 from types import ModuleType
 
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.folder_modules import (
-    CLASSES,
-    MARK,
-    holds_installed,
-    import_file,
-    import_root,
-    imported_names,
-    parse,
-    read_files,
-)
+from pflmpi.folder_modules import CLASSES, MARK, holds_installed, import_file, import_root, parse, read_files
 from pflmpi.imported_modules import refuse_changed
 from pflmpi.machine import expand_path
 
@@ -176,28 +167,9 @@ def _import_module(place: str) -> ModuleType:
             ) from error
     vars(module)[MARK] = True
     if module.__spec__ is not None and module.__spec__.has_location:
-        _refuse_changed(module, place)
-    return module
-
-
-def refuse_changed_imports(source: str) -> None:
-    """Raise `ConfigError` for an imported module that a source names and that is not as its file says.
-
-    Installed modules are left out, and those in archives.
-    """
-    for name in sorted(set(imported_names(parse(source.encode())))):
-        module, top = sys.modules.get(name), name.partition(".")[0]
-        if module is None or module.__spec__ is None or top == "pflmpi" or top in sys.stdlib_module_names:
-            continue
-        if module.__spec__.has_location and os.path.isfile(str(module.__spec__.origin)):
-            _refuse_changed(module, name, is_named=False)
-
-
-def _refuse_changed(module: ModuleType, place: str, is_named: bool = True) -> None:
-    """Raise `ConfigError` if a module is not as its files say; an installed one only if the configuration names it."""
-    file, root, within = _find_module(place)
-    if is_named or not holds_installed(root):
+        file, root, within = _find_module(place)
         refuse_changed(module, read_files(file, root, file if holds_installed(root) else within), root)
+    return module
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Classes in place of names: `model=Net`, also of a notebook or a script."""
 
 import sys
-from contextlib import nullcontext
 from functools import partial
 from importlib import import_module, reload
 from pathlib import Path
@@ -188,32 +187,6 @@ def test_a_constant_that_was_set_in_a_module_beside_an_imported_one_is_refused(i
     imported[1].SCALE = 11.0
     with pytest.raises(ConfigError, match=r"edited_beside.SCALE = 11.0, but its file says 1.0, which every other"):
         Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [imported[0].mine]})
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("CFG['scale'] = 0.0", r"CFG = {'scale': 0.0}, but its file says {'scale': 1.0}, which every other"),
-        ("ACT = math.cos", "ACT = <built-in function cos>, but its file says <built-in function sin>"),
-        ("SIZES[0] += 1", r"SIZES = \[3, 2\], but its file says \[2, 2\]"),
-        ("CACHE['a'] = FILLED['a'] = ORDER[0] = 1", ""),
-    ],
-)
-def test_a_constant_of_any_kind_is_compared_unless_its_file_changes_it(change, said, notebook, tmp_path, monkeypatch):
-    text = "import math, random\nCFG = {'scale': 1.0}\nACT = math.sin\nWIDTH = 2\n"
-    text += "SIZES = [WIDTH, 2]\nCACHE = {}\nFILLED = {'a': 0}\nORDER = [2, 3]\nrandom.shuffle(ORDER)\n"
-    text += "FILLED.update(b=1)\ndef act(scores, labels):\n    return ACT(CFG['scale'])\n"
-    (tmp_path / "constants_beside.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = import_module("constants_beside")
-    cell = "import constants_beside\ndef near(scores, labels):\n    return constants_beside.act(0, 0)\n"
-    notebook.In = [*CELLS, cell]
-    exec(cell, notebook.__dict__)
-    exec(change, module.__dict__)
-    for function in (module.act, notebook.near):
-        with pytest.raises(ConfigError, match=rf"constants_beside\.{said}") if said else nullcontext():
-            Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [function]})
-    del sys.modules["constants_beside"]
 
 
 @pytest.mark.parametrize(("section", "key"), [("evaluation", "measures"), ("data", "transform")])
