@@ -19,21 +19,24 @@ from pflmpi.text import short_repr
 _first_uses = dict[Path, tuple[ModuleSpec, bytes]]()  # of imported modules: which import, and what its file held then
 
 
-def refuse_changed(module: ModuleType, contents: dict[Path, bytes], root: Path) -> None:
+def refuse_changed(module: ModuleType | None, contents: dict[Path, bytes], root: Path) -> None:
     """Raise `ConfigError` for a file edited since its import, or a literal that has another value by now.
 
     Literals of mutable types, and names that are bound more than once, are left out.
 
     Args:
+        module: from which a part is taken; None for the main module.
         contents: the files of the module and of those beside it that it imports.
         root: where the names of imported modules begin.
     """
     imported = {path: other for path in contents if (other := _find_imported(path, root)) is not None}
     if edited := [path for path, other in imported.items() if _is_edited(path, other, contents[path])]:
-        others = [other.__name__ for path, other in imported.items() if path in edited and other is not module]
-        reloads = ", ".join(f"importlib.reload({name})" for name in [*others, module.__name__])
+        names = [other.__name__ for path, other in imported.items() if path in edited and other is not module]
+        if module is not None:
+            names.append(module.__name__)
+        reloads = ", ".join(f"importlib.reload({name})" for name in names)
         raise ConfigError(
-            f"{', '.join(map(str, edited))} changed after {module.__name__} was imported, and every other process has "
+            f"{', '.join(map(str, edited))} changed after {names[-1]} was imported, and every other process has "
             f"it as it is now; reload it, {reloads}, and take what you use from it anew, or start Python anew"
         )
     set_by_files = {name for content in contents.values() for name in _read_names(content).attributes}

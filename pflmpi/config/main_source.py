@@ -11,7 +11,8 @@ from typing import Any
 
 from pflmpi import atomic
 from pflmpi.errors import ConfigError
-from pflmpi.folder_modules import CLASSES
+from pflmpi.folder_modules import CLASSES, import_root, read_files
+from pflmpi.imported_modules import refuse_changed
 from pflmpi.value_comparison import MAIN_MODULES, find_changes
 
 
@@ -41,7 +42,10 @@ def reference(section: str, kind: Any) -> str:
     if not file.exists():
         with atomic.explain_write_error(file, instead):
             atomic.write(file, source.encode())
-    return f"{file.absolute()}:{name}"
+    file = file.absolute()
+    root = import_root(file)
+    refuse_changed(None, read_files(file, root, root), root)
+    return f"{file}:{name}"
 
 
 def _assemble_source(

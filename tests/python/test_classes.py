@@ -189,6 +189,20 @@ def test_a_constant_that_was_set_in_a_module_beside_an_imported_one_is_refused(i
         Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [imported[0].mine]})
 
 
+def test_a_constant_that_was_set_in_a_module_beside_a_notebook_is_refused(notebook, tmp_path, monkeypatch):
+    (tmp_path / "beside_a_notebook.py").write_text("SCALE = 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = "import beside_a_notebook\ndef near(scores, labels):\n    return beside_a_notebook.SCALE\n"
+    notebook.In = [*CELLS, cell]
+    exec(cell, notebook.__dict__)
+    sections = {**SMALL, "model": "mlp", "algorithm": "fedavg", "evaluation": {"measures": [notebook.near]}}
+    Config(**sections)
+    notebook.beside_a_notebook.SCALE = 0.0
+    with pytest.raises(ConfigError, match=r"beside_a_notebook\.SCALE = 0.0, but its file says 1.0, which every other"):
+        Config(**sections)
+    del sys.modules["beside_a_notebook"]
+
+
 @pytest.mark.parametrize(("section", "key"), [("evaluation", "measures"), ("data", "transform")])
 def test_a_function_without_a_source_is_refused_by_the_name_of_the_key(section, key, notebook):
     sections = {**SMALL, "data": {"name": "digits"}, "algorithm": "fedavg"}
