@@ -2,7 +2,6 @@
 
 import copyreg
 import dis
-import threading
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MappingProxyType
 from typing import TypeGuard
@@ -18,11 +17,11 @@ _CLASS_ATTRIBUTES = {
     "__firstlineno__",
     "__annotations__",
     "__annotations_cache__",
+    "__slotnames__",  # which taking its objects apart leaves there
     "__doc__",  # of a data class, with the module of its defaults
     "_abc_impl",
 }
 _PLAIN = (bool, int, float, complex, str, bytes)
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def are_alike(value: object, other: object) -> bool:
@@ -68,8 +67,8 @@ def _are_alike(value: object, other: object, compared: dict[tuple[int, int], tup
     compared[id(value), id(other)] = value, other  # which keeps them: no other object gets their ids
     try:
         parts, others = [*_list_parts(value)], [*_list_parts(other)]
-    except Exception:  # of a class's own, or that its objects cannot be taken apart
-        return False
+    except Exception:  # objects of its class cannot be taken apart
+        return type(value) is type(other)
     pairs = zip(parts, others, strict=False)
     return len(parts) == len(others) and all(_are_alike(part, other, compared) for part, other in pairs)
 
@@ -99,10 +98,11 @@ def _list_parts(value: object) -> Iterator[object]:
         yield value.__wrapped__
     elif hasattr(value, "dtype") and hasattr(value, "tolist"):  # an array or tensor
         yield from (str(value.dtype), repr(value.tolist()))
-    elif not isinstance(value, _LOCKS):
+    else:
         reduce = copyreg.dispatch_table.get(type(value))  # as pickle takes objects apart
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-        yield from (id(value),) if isinstance(reduced, str) else reduced
+        is_name = isinstance(reduced, str)  # in its module, or in what it is a method of
+        yield from (reduced, str(getattr(value, "__self__", ""))) if is_name else reduced
 
 
 def _list_instructions(code: CodeType) -> Iterator[object]:

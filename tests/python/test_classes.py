@@ -189,6 +189,16 @@ def test_a_constant_that_was_set_in_a_module_beside_an_imported_one_is_refused(i
         Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [imported[0].mine]})
 
 
+def test_a_class_whose_objects_were_taken_apart_is_as_its_source_makes_it(notebook):
+    cell = "from dataclasses import dataclass\nimport functools, typing\n@dataclass(frozen=True)\n"
+    cell += "class Size:\n    width: int = 16\nclass Sized(Net):\n    size = Size()\n    kind = typing.TypeVar('k')\n"
+    cell += "    @functools.singledispatchmethod\n    def of(self, x):\n        return x\n"
+    notebook.In = [*CELLS, cell]
+    exec(cell, notebook.__dict__)
+    for _ in range(2):
+        Config(**SMALL, model={"name": notebook.Sized, "head": "fc"}, algorithm="fedavg")
+
+
 def test_a_constant_that_was_set_in_a_module_beside_a_notebook_is_refused(notebook, tmp_path, monkeypatch):
     (tmp_path / "beside_a_notebook.py").write_text("SCALE = 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
