@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pflmpi import tree
@@ -233,10 +234,16 @@ class Algorithm(ABC):
         """Replaces `down` to predict with the model right after local training, before the server's update.
 
         All messages have an axis of clients, [m, ...]. By default those sent to be averaged replace the received ones
-        of the same name.
+        of the same name; changes are added to these where their form is the same.
         """
-        averaged = [name for name, kind in self.uplink(task).items() if isinstance(kind, Mean)]
-        return {name: up[name] if name in averaged else value for name, value in down.items()}
+        means = {name: kind for name, kind in self.uplink(task).items() if isinstance(kind, Mean) and name in down}
+        results = dict(down)
+        for name, kind in means.items():
+            if not kind.is_change:
+                results[name] = up[name]
+            elif not tree.differences(up[name], down[name]):
+                results[name] = tree.map(torch.add, down[name], up[name])
+        return results
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
         """Further values worth reporting, by name; stored in every checkpoint and drawn by kind."""

@@ -110,6 +110,30 @@ def test_a_mean_of_changes_is_transformed_as_it_is_whatever_has_been_received(up
             assert np.count_nonzero(change) == round(0.1 * len(change))
 
 
+class SendsDifference(FedAvg):
+    """FedAvg whose clients send the change of the model under the model's name."""
+
+    def uplink(self, task):
+        return {"model": Mean(task.like(), is_change=True)}
+
+    def client_update(self, task, client, down, data):
+        client, up = super().client_update(task, client, down, data)
+        return client, {"model": tree.map(torch.sub, up["model"], down["model"])}
+
+    def server_update(self, task, server, up, round):
+        return {"model": tree.map(torch.add, server["model"], up["model"])}
+
+
+def test_clients_that_send_changes_are_tested_after_training_with_their_models(tmp_path):
+    accuracies = []
+    for number, name in enumerate(("fedavg", f"{__file__}:SendsDifference")):
+        base = {"training": {"rounds": 1, "participation": 1.0}, "evaluation": {"when": "both"}}
+        quick_run.run(quick_run.settings(base, algorithm={"name": name}), tmp_path / str(number))
+        (line,) = metrics_file.read(tmp_path / str(number))
+        accuracies.append((line["trained_accuracy_mean"], line["accuracy_mean"]))
+    assert accuracies[0] == accuracies[1]
+
+
 def test_a_mean_that_is_not_received_is_refused_unless_it_is_declared_a_change(tmp_path):
     planned(sends_change({"clip": 1.0}, received_as="mean"), 1)
     with pytest.raises(ConfigError, match=r"sends 'change' without having received the same.*is_change=True"):
