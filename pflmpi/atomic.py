@@ -37,7 +37,8 @@ def replacing(path: Path) -> Iterator[int]:
     Raises:
         OSError: the file could not be written; carries its name.
     """
-    temporary = path.with_name(f"{path.stem}.{secrets.token_hex(4)}{path.suffix}{TEMPORARY}")
+    name = f"{path.stem[:40]}.{secrets.token_hex(4)}{path.suffix[:8]}{TEMPORARY}"  # of at most 255 bytes
+    temporary = path.with_name(name)
     try:
         path.parent.mkdir(exist_ok=True)
         try:
