@@ -190,8 +190,8 @@ def _check_not_differentiated(function: str, params: Tree) -> None:
     path = next((path for path, leaf in tree.leaves(params) if leaf.requires_grad), None)
     if path is not None:
         raise ValueError(
-            f"{function} was given {path!r}, which is being differentiated, as in a loss, and no gradient flows "
-            "through its result; use torch.func.grad, or, where a constant is meant, give it "
+            f"{function} was given {path!r}, which requires a gradient, as in a loss, and no gradient flows through "
+            "its result; use torch.func.grad, or, where a constant is meant, give it "
             "tree.map(torch.Tensor.detach, params)"
         )
 
