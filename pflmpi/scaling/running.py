@@ -11,7 +11,7 @@ from pflmpi.experiment.build import load_federation
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, Mode, ScaleRun, Scaling
-from pflmpi.sweep.pending import CellTask, explain_other_files, prepare_cell, skip_if_running
+from pflmpi.sweep.pending import CellTask, prepare_cell, skip_if_running
 from pflmpi.sweep.runs import SweepOutcome, run_cells
 
 
@@ -129,4 +129,4 @@ def make_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
     if records.is_measured(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")
-    return CellTask(planned, "start", 0, scaling.rounds, words, explain_other_files(planned.run(out)))
+    return CellTask(planned, "start", 0, scaling.rounds, words)

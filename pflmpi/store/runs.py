@@ -58,10 +58,18 @@ def find_runs(folder: Path) -> list[Path]:
 
 def is_file_of_run(path: Path) -> bool:
     """Whether a file has the name of a checkpoint or a probe, or lies in a run and has the name of one of its files."""
-    if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
-        return True
+    return _has_round(path) or (_has_name(path) and is_run(path.parent))
+
+
+def _has_round(path: Path) -> bool:
+    """Whether a file has the name of a checkpoint or a probe."""
+    return round_of(path.name) is not None or probe_file.round_of(path.name) is not None
+
+
+def _has_name(path: Path) -> bool:
+    """Whether a file has the name of one that each run has once."""
     files = (config_file, events_file, job_file, metrics_file, module_file, partition_file, run_lock)
-    return is_run(path.parent) and path in [file.path(path.parent) for file in files]
+    return path in [file.path(path.parent) for file in files]
 
 
 def find_replaced_files(folder: Path) -> list[Path]:
@@ -81,7 +89,8 @@ def find_other_files(run: Path) -> list[Path]:
     shards = run / SHARDS
     folders = [folder for folder in (run, shards) if folder.is_dir() and not (folder == shards and folder.is_symlink())]
     paths = [path for folder in folders for path in sorted(folder.iterdir()) if path not in folders]
-    return [path for path in paths if path.is_symlink() or not (path.is_file() and is_file_of_run(finished(path)))]
+    own = [path for path in paths if _has_round(finished(path)) or (path.parent == run and _has_name(finished(path)))]
+    return [path for path in paths if path.is_symlink() or not path.is_file() or path not in own]
 
 
 @cache  # one warning, however often `watch` looks

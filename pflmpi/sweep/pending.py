@@ -38,7 +38,7 @@ class RunState:
         state: what to do: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the folder
             was made with another configuration or on other data, or another process writes it).
         done: rounds that are complete.
-        problem: why the run in the folder cannot be used; for "other", and for "start" where its folder must be kept.
+        problem: why the run in the folder cannot be used; for "other", and for "start" where a run with metrics lies.
         changes: configuration values that change on resume.
     """
 
@@ -125,7 +125,7 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
         problem = f"{link} is a link to {os.readlink(link)}, which is missing; make that folder, or remove the link"
         return RunState("other", problem=problem)
     if not run_folder.rounds(run):
-        return RunState("start", problem=verify.explain_lost_checkpoints(run) or explain_other_files(run))
+        return RunState("start", problem=verify.explain_lost_checkpoints(run))
     try:
         changes = allowed_changes(run, config)
         find_changed_code(run, config, code_may_change)
@@ -146,7 +146,7 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
     return RunState("done", done) if done == last else RunState("continue", done, changes=changes)
 
 
-def explain_other_files(run: Path) -> str:
+def _explain_other_files(run: Path) -> str:
     """Why the folder of a run must not be deleted although the run may be; "" if all in it is the run's own."""
     if run.exists() and not run.is_dir():
         return f"{run} is no folder"
@@ -185,9 +185,9 @@ def prepare_cell(task: CellTask, out: Path) -> None:
         return
     with explain_write_error(run.parent, "choose another --out"):
         if task.state == "start" and os.path.lexists(run):
-            if task.problem:
+            if problem := task.problem or _explain_other_files(run):
                 aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
-                _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, task.problem)
+                _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, problem)
             else:
                 for file in run.iterdir():
                     shutil.rmtree(file) if file == run / SHARDS else file.unlink()
