@@ -113,7 +113,7 @@ def test_what_a_client_predicts_with_is_not_for_training_alone(kind, name, monke
 def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(algorithm, message, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment_run, "memory", lambda: Space(1 << 30, 1000))
     with pytest.raises(ConfigError, match=f"rank 0 needs .* of memory for rows of .*{message}.* 1000 B are free"):
-        quick_run.run({**RAW, "algorithm": algorithm}, tmp_path)
+        quick_run.run({**RAW, "algorithm": algorithm}, tmp_path / "rows")
     quick_run.run({**RAW, "algorithm": {"name": "fedavg"}}, tmp_path / "mean")
 
 
