@@ -12,7 +12,7 @@ from pathlib import Path
 from pflmpi.errors import ConfigError
 
 TEMPORARY = ".tmp"  # suffix of a file that is being written
-_BEING_WRITTEN = re.compile(r"\.[0-9a-f]{8}(\.[^.]*)?\.tmp$")
+_BEING_WRITTEN = re.compile(r"(?:\.[0-9a-f]{8,})?(\.[^.]*)?\.tmp$")  # earlier versions have no token
 
 # Errors of network file systems that cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}

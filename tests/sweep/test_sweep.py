@@ -112,7 +112,9 @@ def stopped(cell, tmp_path):
     for path in folder.glob("round_*.h5"):
         path.unlink()
     metrics_file.restart(folder, 0)
+    (folder / "shards" / "round_00000_rank_000.h5.tmp").touch()  # of an earlier version
     (folder / "shards" / "round_00000_rank_000.0badcafe.h5.tmp").touch()
+    (folder / "lock.json.0123456789abcdef.tmp").touch()
     return folder
 
 
