@@ -60,6 +60,7 @@ class InstalledModule:
             if value._backward_hooks
         }
         self._recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+        self._has_cells = any(isinstance(layer, nn.RNNCellBase) for layer in module.modules())
 
     def holds(self, leaves: dict[str, Tensor], training: bool) -> bool:
         """Whether exactly these tensors are in its slots, and it is in that mode."""
@@ -155,10 +156,10 @@ class InstalledModule:
 
     def _forward_in_lane(self, x: Tensor) -> Tensor:
         """Inside a derivative vmap sees the steps of recurrent layers, outside of one an operation it cannot batch."""
-        if not any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in self.module.modules()):
-            output: Tensor = self.module(x)
+        if self._recurrent or self._has_cells:
+            output: Tensor = torch.func.vjp(lambda _: self.module(x), torch.zeros(()))[0]
         else:
-            output = torch.func.vjp(lambda _: self.module(x), torch.zeros(()))[0]
+            output = self.module(x)
         return output
 
     def _fill(self, tensors: Iterable[tuple[Slot, Tensor]]) -> None:
