@@ -162,16 +162,15 @@ def refuse_existing(run: Path, anew: bool = False) -> None:
         anew: whether to allow the folder of a run that was stopped before its first checkpoint.
     """
     if run_folder.rounds(run):
-        resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
-        raise ConfigError(f"{run} holds a run already; {resumed}, or choose another --out")
+        resume = f"`pflmpi resume {for_shell(run)}`"
+        raise ConfigError(f"{run} holds a run already; continue it with {resume}, or choose another --out")
     is_begun = config_file.is_of_run(run) or (run / SHARDS).is_dir()  # by a run, or by a fork that was killed
     if replaced := [] if is_begun else [path.name for path in find_replaced_files(run)]:
         raise ConfigError(f"{run} holds {join_truncated(replaced)}, which a run would replace; choose another --out")
     if lost := verify.explain_lost_checkpoints(run):
         raise ConfigError(lost)
     if config_file.is_of_run(run) and not anew:
-        how = "it has no checkpoint: add --continue"
-        raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
+        raise ConfigError(f"{run} holds a run already; it has no checkpoint: add --continue, or choose another --out")
     if inner := [str(path.relative_to(run)) for path in find_runs(run) if path != run]:
         raise ConfigError(
             f"{run} is a folder of runs ({join_truncated(inner)}), which it would hide; choose another --out"

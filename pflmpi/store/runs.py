@@ -89,8 +89,13 @@ def find_other_files(run: Path) -> list[Path]:
     shards = run / SHARDS
     folders = [folder for folder in (run, shards) if folder.is_dir() and not (folder == shards and folder.is_symlink())]
     paths = [path for folder in folders for path in sorted(folder.iterdir()) if path not in folders]
-    own = [path for path in paths if _has_round(finished(path)) or (path.parent == run and _has_name(finished(path)))]
-    return [path for path in paths if path.is_symlink() or not path.is_file() or path not in own]
+
+    def is_own(path: Path) -> bool:
+        file = finished(path)
+        has_own_name = _has_round(file) or (path.parent == run and _has_name(file))
+        return has_own_name and path.is_file() and not path.is_symlink()
+
+    return [path for path in paths if not is_own(path)]
 
 
 @cache  # one warning, however often `watch` looks
