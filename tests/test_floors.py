@@ -30,7 +30,6 @@ FLOORS = {
         "regular_file",
         "contained_hdf5",
         "terminal",
-        "value_comparison",
     },
     1: {"transports", "models", "data"},
     2: {"messages", "learning"},

@@ -10,10 +10,10 @@ from symtable import SymbolTable, symtable
 from typing import Any
 
 from pflmpi import atomic
+from pflmpi.config.source_comparison import MAIN_MODULES, find_changes
 from pflmpi.errors import ConfigError
 from pflmpi.folder_modules import CLASSES, import_root, read_files
 from pflmpi.imported_modules import refuse_changed
-from pflmpi.value_comparison import MAIN_MODULES, find_changes
 
 
 def reference(section: str, kind: Any) -> str:
