@@ -1,4 +1,4 @@
-"""Whether two values do the same, also functions and classes that one source made twice."""
+"""Compares what is in memory with what its source makes: functions, classes and constants of a notebook or script."""
 
 import copyreg
 import dis
@@ -24,22 +24,18 @@ _CLASS_ATTRIBUTES = {
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
-def are_alike(value: object, other: object) -> bool:
-    """Whether two values are one, or are made of the same parts; what does not show its parts is like itself alone.
+def find_changes(name: str, value: object, executed: object) -> Iterator[str]:
+    """Yields what differs between a value and that of its executed source: attributes of a class, or its name.
 
     Functions are alike if their instructions, defaults, closures and attributes are; classes of the main module and of
-    its executed source if their attributes are, other classes if their names are.
+    its executed source if their attributes are, other classes if their names are; other objects if their parts are, or,
+    where pickle refuses them, their classes.
 
-    >>> are_alike(lambda x: x == 1, lambda x: x == 1), are_alike(lambda x: x == 1, lambda x: x != 1)
-    (True, False)
+    >>> list(find_changes("f", lambda x: x == 1, lambda x: x == 1)), list(find_changes("f", lambda x: x, lambda x: -x))
+    ([], ['f'])
     """
-    return _are_alike(value, other, {})
-
-
-def find_changes(name: str, value: object, executed: object) -> Iterator[str]:
-    """Yields what differs between a value and that of its executed source: attributes of a class, or its name."""
     if not (_is_of_main(value) and _is_of_main(executed)):
-        yield from () if are_alike(value, executed) else (name,)
+        yield from () if _are_alike(value, executed, {}) else (name,)
         return
     before, now = _own_attributes(executed), _own_attributes(value)
     for attribute in sorted({*before} | {*now}):
@@ -59,7 +55,7 @@ def _own_attributes(kind: type) -> dict[str, object]:
 
 
 def _are_alike(value: object, other: object, compared: dict[tuple[int, int], tuple[object, object]]) -> bool:
-    """Compares as `are_alike`; pairs in `compared` count as alike, since a difference found in them ends it all."""
+    """Whether two values are alike; pairs in `compared` count as alike, since a difference in them ends it all."""
     if value is other or (id(value), id(other)) in compared:
         return True
     if type(value) in _PLAIN:
