@@ -26,6 +26,14 @@ from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_mixing
 from pflmpi.experiment.run_weights import run_weights
+from pflmpi.experiment.trial_update import (
+    OneStep,
+    can_update,
+    check_cached_update,
+    check_prediction,
+    check_repeats,
+    only_largest_client,
+)
 from pflmpi.learning.measures import Measure, load_measures
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import HOST, SERVER, Task
@@ -271,7 +279,7 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     if not problem and in_lanes and experiment.transform is not None:
         problem = find_mixing(experiment.transform, images)
     if not problem and in_lanes and configured == "auto":
-        works_in_loop = partial(checks.can_update, partial(_trial, experiment))
+        works_in_loop = partial(can_update, partial(_trial, experiment))
         problem = find_lane_problem(experiment.config.algorithm, tasks, cohort, images, works_in_loop)
     if not problem:
         return executor
@@ -314,7 +322,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
         checks.check_frozen_head(task)
     if is_new and outside.is_from_outside(type(algorithm)):
         tried = trial()
-        for check in (checks.check_repeats, checks.check_prediction, checks.check_cached_update):
+        for check in (check_repeats, check_prediction, check_cached_update):
             check(tried)
     if is_new and config.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
@@ -324,10 +332,10 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     return experiment
 
 
-def _trial(experiment: Experiment) -> checks.OneStep:
+def _trial(experiment: Experiment) -> OneStep:
     """Builds the executor of trial updates."""
-    one_client = dataclasses.replace(experiment, division=checks.only_largest_client(experiment.division))
-    return executor_of(one_client, checks.OneStep)
+    one_client = dataclasses.replace(experiment, division=only_largest_client(experiment.division))
+    return executor_of(one_client, OneStep)
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
