@@ -104,13 +104,17 @@ class OneStep(Loop):
             new, up = state_and_messages(self.algorithm, "client_update", returned)
             yield {"state": new, "up": {**up}}
 
+    def try_update(self) -> Tree:
+        """Returns the state and messages of client 0 after the first round."""
+        return next(self.try_updates(1, LocalTraining(None, ())))
+
     def try_scores(self) -> tuple[Tensor, Tensor]:
         """Scores [B, ...] of samples after an update of client 0: those of `predict`, those of the model in `personal`.
 
         The first are those of a test, for which the state is adapted; the second those of a checkpoint.
         """
         task, algorithm = self.tasks[self.cohort[0]], self.algorithm
-        (first, down), update = self._begin(1), next(self.try_updates(1, LocalTraining(None, ())))
+        (first, down), update = self._begin(1), self.try_update()
         check_state(algorithm, "client_update", update["state"], first)
         state = tree.part(update, "state")
         data = self._data(0, 1, self.passes_to_adapt(np.array([0]), 1), state)
@@ -133,7 +137,7 @@ class OneStep(Loop):
 def can_update(trial: Callable[[], "OneStep"]) -> bool:
     """Whether `client_update` computes a client alone without an error."""
     try:
-        next(trial().try_updates(1, LocalTraining(None, ())))
+        trial().try_update()
     except Exception:
         return False
     return True
@@ -185,7 +189,7 @@ def check_cached_update(trial: "OneStep") -> None:
     whole = replace(cached, tasks=(task,), pool=Pool.of(dataset, task.device))
     cached = replace(cached, pool=Pool.of_features(dataset, task))  # anew, as those of the run may be of bf16
     try:
-        samples, features = (next(each.try_updates(1, LocalTraining(None, ()))) for each in (whole, cached))
+        samples, features = (each.try_update() for each in (whole, cached))
     except AlgorithmError:  # the first round will raise it
         return
     if paths := beyond_rounding(samples, features):
