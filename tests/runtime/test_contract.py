@@ -260,7 +260,7 @@ def test_an_error_that_the_loop_has_too_is_no_reason_to_take_it(tmp_path, monkey
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
             raise KeyError("covariance")
 
-    with pytest.raises(AlgorithmError, match="Mine.client_update .*KeyError: 'covariance'"):
+    with pytest.raises(AlgorithmError, match=r"Mine.client_update .*KeyError: 'covariance'"):
         run(Mine, tmp_path, monkeypatch, "auto")
     assert "one after the other" not in caplog.text
 
