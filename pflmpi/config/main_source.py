@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from symtable import SymbolTable, symtable
+from types import ModuleType
 from typing import Any
 
 from pflmpi import atomic
@@ -63,17 +64,26 @@ def _assemble_source(
             bindings[used] = _find_binding(used, statements.get(used), namespace[used])
     except ValueError as error:
         raise ConfigError(f"{section}: {name} uses {error}; {instead}") from None
-    source = "\n\n".join(dict.fromkeys(map(ast.unparse, bindings.values()))) + "\n"
-    executed: dict[str, Any] = {"__name__": CLASSES}
+    futures = filter(_is_future, statements.values())
+    body = [*dict.fromkeys([*futures, *bindings.values()])]
+    source = "\n\n".join(dict.fromkeys(map(ast.unparse, body))) + "\n"
+    executed = sys.modules[CLASSES] = ModuleType(CLASSES)  # where data classes look up their annotations
     try:
         # In its own lines, on which instructions depend.
-        exec(compile(ast.Module([*bindings.values()], []), f"<source of {name}>", "exec"), executed)
+        exec(compile(ast.Module(body, []), f"<source of {name}>", "exec"), vars(executed))
     except Exception as error:
         raise ConfigError(f"{section}: the source of {name} does not stand alone ({error}); {instead}") from error
+    finally:
+        del sys.modules[CLASSES]
     for used in bindings:
-        if changed := [*find_changes(used, namespace[used], executed[used])]:
+        if changed := [*find_changes(used, namespace[used], vars(executed)[used])]:
             raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
     return source
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    """Whether a statement is `from __future__ import ...`, which changes how all others are compiled."""
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
 def _find_binding(name: str, statement: ast.stmt | None, value: object) -> ast.stmt:

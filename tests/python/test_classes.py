@@ -357,3 +357,15 @@ def test_a_script_may_define_a_class_and_run_it_without_running_itself_again(tmp
     done = processes.call([sys.executable, "script.py"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
     assert run_folder.rounds(tmp_path / "run") == [0, 1]
+
+
+def test_a_script_whose_annotations_are_postponed_may_define_an_algorithm(tmp_path):
+    script = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport pflmpi\n"
+    script += "from pflmpi.algorithms.fedavg import FedAvg\n"
+    script += "@dataclass(frozen=True, kw_only=True)\nclass Mine(FedAvg):\n    factor: float = annotations and 2.0\n"
+    script += f"config = pflmpi.Config(**{SMALL!r}, model='mlp', algorithm=Mine(factor=3))\n"
+    script += "pflmpi.run(config, out='run', ranks=1, quiet=True)\n"
+    (tmp_path / "script.py").write_text(script)
+    done = processes.call([sys.executable, "script.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run_folder.rounds(tmp_path / "run") == [0, 1]
