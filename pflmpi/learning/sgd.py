@@ -472,7 +472,11 @@ class PhaseStep:
             updates = [self._lane_update(*indexed, active) for indexed in zip(reached, updates, strict=True)]
             if isinstance(rate, Tensor) and in_lane(rate):  # it differs between lanes
                 updates, rate = [rate * update for update in updates], 1.0
-            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *updates)), "leaves and updates differ by lane"
+            if any(lane_axis(tensor) < 0 for tensor in (*leaves, *updates)):
+                raise ValueError(
+                    "parameters, or their gradients, are the same for all clients of a group, as those of task.init() "
+                    "on a batch made by hand; train what depends on the client, or choose runtime.executor: loop"
+                )
             # On the tensors of all lanes: vmap has no `_foreach` operations (PyTorch 2.14).
             leaves, updates = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, updates)]
         else:

@@ -114,6 +114,16 @@ def test_a_direction_that_reads_a_tensor_from_elsewhere_is_refused_by_name_in_la
         in_two_lanes(direction)
 
 
+def test_training_what_is_the_same_in_all_lanes_is_refused():
+    task = small_task.task()
+
+    def in_lane(index):
+        return sgd.train(task.replace(batched=True), task.init(), [small_task.batch(0)], model_loss(task), 0.2)
+
+    with pytest.raises(ValueError, match="the same for all clients of a group, .*; train what depends on the client"):
+        torch.func.vmap(in_lane)(torch.arange(2))
+
+
 def test_a_loss_that_gets_a_tuple_of_minibatches_is_refused():
     task, pair = small_task.task(), (small_task.batch(0), small_task.batch(1))
     with pytest.raises(ValueError, match="a loss takes one minibatch, and a step was given 2; give a Direction"):
