@@ -34,7 +34,7 @@ def read_files(file: Path, root: Path, within: Path) -> dict[Path, bytes]:
         path = queue.pop()
         if path not in contents:
             contents[path] = path.read_bytes()
-            imported = _list_imported(path, contents[path], root)
+            imported = list_imported(path, contents[path], root)
             queue += [other for other in imported if other.is_relative_to(within) and other.is_file()]
     return {path: contents[path] for path in sorted(contents)}
 
@@ -52,8 +52,8 @@ def parse(content: bytes) -> ast.Module:
 
 
 @lru_cache(maxsize=1024)
-def _list_imported(path: Path, content: bytes, root: Path) -> list[Path]:
-    """Paths that the modules of all import statements would have."""
+def list_imported(path: Path, content: bytes, root: Path) -> list[Path]:
+    """Returns the paths that the modules of all import statements would have."""
     return [other for node in ast.walk(parse(content)) for other in _imported(node, path, root)]
 
 

@@ -29,7 +29,7 @@ def refuse_changed(module: ModuleType | None, contents: dict[Path, bytes], root:
         contents: the files of the module and of those beside it that it imports.
         root: where the names of imported modules begin.
     """
-    imported = {path: other for path in contents if (other := _find_imported(path, root)) is not None}
+    imported = {path: other for path in contents if (other := find_imported(path, root)) is not None}
     if edited := [path for path, other in imported.items() if _is_edited(path, other, contents[path])]:
         names = [other.__name__ for path, other in imported.items() if path in edited and other is not module]
         if module is not None:
@@ -44,8 +44,8 @@ def refuse_changed(module: ModuleType | None, contents: dict[Path, bytes], root:
         _refuse_set_constants(other, _read_names(contents[path]).literals, set_by_files)
 
 
-def _find_imported(path: Path, root: Path) -> ModuleType | None:
-    """The module that was imported from a file; None if there is none."""
+def find_imported(path: Path, root: Path) -> ModuleType | None:
+    """Returns the module that was imported from a file; None if there is none."""
     parts = path.relative_to(root).with_suffix("").parts
     module = sys.modules.get(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return module if getattr(module, "__file__", None) == str(path) else None

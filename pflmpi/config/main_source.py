@@ -13,8 +13,8 @@ from typing import Any
 from pflmpi import atomic
 from pflmpi.config.source_comparison import MAIN_MODULES, find_changes
 from pflmpi.errors import ConfigError
-from pflmpi.folder_modules import CLASSES, import_root, read_files
-from pflmpi.imported_modules import refuse_changed
+from pflmpi.folder_modules import CLASSES, import_root, list_imported, read_files
+from pflmpi.imported_modules import find_imported, refuse_changed
 
 
 def reference(section: str, kind: Any) -> str:
@@ -39,7 +39,7 @@ def reference(section: str, kind: Any) -> str:
         older = f"{kind!r} is not the {name} in the source of this notebook or script any more"
         raise ConfigError(f"{section}: {older}; make it anew, or {instead}")
     source = _assemble_source(section, name, statements, namespace, instead)
-    file = Path(CLASSES, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
+    file = Path(_find_root(source.encode()), CLASSES, f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}.py")
     if not file.exists():
         with atomic.explain_write_error(file, instead):
             atomic.write(file, source.encode())
@@ -79,6 +79,14 @@ def _assemble_source(
         if changed := [*find_changes(used, namespace[used], vars(executed)[used])]:
             raise ConfigError(f"{section}: {used} is not as its source makes it ({', '.join(changed)}); {instead}")
     return source
+
+
+def _find_root(source: bytes) -> Path:
+    """Returns the folder of the script if a source imports modules beside it, else the working directory."""
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    folder = script.parent
+    beside = [path for path in list_imported(script, source, folder) if path.is_relative_to(folder)]
+    return folder if any(find_imported(path, folder) for path in beside) else Path()
 
 
 def _is_future(statement: ast.stmt) -> bool:

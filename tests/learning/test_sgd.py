@@ -120,7 +120,7 @@ def test_training_what_is_the_same_in_all_lanes_is_refused():
     def in_lane(index):
         return sgd.train(task.replace(batched=True), task.init(), [small_task.batch(0)], model_loss(task), 0.2)
 
-    with pytest.raises(ValueError, match="the same for all clients of a group, .*; train what depends on the client"):
+    with pytest.raises(ValueError, match=r"the same for all clients of a group, .*; train what depends on the client"):
         torch.func.vmap(in_lane)(torch.arange(2))
 
 

@@ -369,3 +369,20 @@ def test_a_script_whose_annotations_are_postponed_may_define_an_algorithm(tmp_pa
     done = processes.call([sys.executable, "script.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert run_folder.rounds(tmp_path / "run") == [0, 1]
+
+
+def test_modules_beside_a_script_are_found_without_it(tmp_path):
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    (folder / "beside_script.py").write_text("WIDTH = 5\n")
+    script = "import beside_script, pflmpi\ndef near(scores, labels):\n    return beside_script.WIDTH * 1.0\n"
+    script += f"config = pflmpi.Config(**{SMALL!r}, model='mlp', algorithm='fedavg', "
+    script += "evaluation={'measures': [near]})\npflmpi.run(config, out='run', ranks=1, quiet=True)\n"
+    (folder / "script.py").write_text(script)
+    done = processes.call([sys.executable, "experiments/script.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    resume = [sys.executable, "-m", "pflmpi", "resume", "run", "-s", "training.rounds=2"]
+    resumed = processes.call(resume, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    (folder / "beside_script.py").write_text("WIDTH = 6\n")
+    assert "the code of" in processes.call([*resume[:-1], "training.rounds=3"], cwd=tmp_path).stderr
