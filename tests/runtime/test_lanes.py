@@ -9,7 +9,10 @@ import torch
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
+from pflmpi.config import load as configuration
+from pflmpi.data.task_kinds import TASK_KINDS
 from pflmpi.experiment.made_up_inputs import make_up_message
+from pflmpi.experiment.padding_check import find_padding_problem
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -67,6 +70,24 @@ def test_so_it_has_with_other_options(model, training):
 def test_with_convolutions_it_has_not_which_the_documentation_says():
     sections = {"model": {"name": "cnn", "kernel": 3, "padding": 1}, "algorithm": {"name": "fedavg"}}
     assert differing(executor_of(sections)), "grouped convolutions agree now, too: say so in docs/configuration.md"
+
+
+FEDAVG, FEDBN = ({"algorithm": {"name": name}} for name in ("fedavg", "fedbn"))
+UNTRIED = [
+    *((section, "mlp", "classification") for section in every_algorithm().values()),
+    *((FEDBN if model == "resnet18" else FEDAVG, model, "classification") for model in MODELS),
+    *((FEDAVG, "mlp", kind) for kind in TASK_KINDS if kind != "tokens"),  # whose models are own
+]
+
+
+@pytest.mark.parametrize("sections, model, kind", UNTRIED, ids=str)
+def test_padding_changes_no_bits_of_what_no_run_tries(sections, model, kind):
+    training = {"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.5, "label_smoothing": 0.1}
+    config = configuration.parse(quick_run.settings({"training": training}, **sections))
+    task = Task(MODELS[model]().bind((1, 28, 28), 3), config.training, 7, 0, (0.5,), (0.5,))
+    task = task.replace(kind=TASK_KINDS[kind](), label_shape=() if kind == "classification" else (3,))
+    images = np.random.default_rng(0).integers(0, 256, (9, 1, 28, 28), np.uint8)
+    assert find_padding_problem(config.algorithm, task, 2, images) == ""
 
 
 @pytest.mark.parametrize(("case", "whole"), [("local", False), ("fedgmh-full", True)])
