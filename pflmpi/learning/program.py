@@ -7,7 +7,9 @@ as `torch.mul`: 1 us less for each of some 30 in a step in lanes, 4 % of a step 
 import math
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -112,9 +114,8 @@ def _write_lines(calls: Sequence[Call], read_later: set[str]) -> tuple[list[str]
 def _write_call(call: Call, read_later: set[str]) -> list[str]:
     """The source lines of a call; none if it changes nothing and its results are not read later."""
     results = [call.results] if isinstance(call.results, str) else call.results
-    has_effect = call.operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.operation.tags
-    is_read = bool(read_later & set(results))
-    if not has_effect and not is_read:
+    is_read = not read_later.isdisjoint(results)
+    if not is_read and not _has_effect(call.operation):
         return []
     text = f"{_function_name(call.operation)}({call.arguments})"
     if is_read:
@@ -128,8 +129,31 @@ def _indent(lines: Sequence[str]) -> str:
     return "\n    ".join(lines)
 
 
+@cache
+def _has_effect(operation: OpOverload) -> bool:
+    return bool(operation._schema.is_mutable) or torch.Tag.nondeterministic_seeded in operation.tags
+
+
+@cache
 def _function_name(operation: OpOverload) -> str:
     return str(operation).replace(".", "_")
+
+
+class _Names:
+    """Names of tensors, which it does not keep alive; a tensor that has the address of a dead one has no name.
+
+    `WeakIdKeyDictionary` makes and compares Python objects at every look-up, of which a step has hundreds.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[ref[Tensor], str]] = {}
+
+    def get(self, tensor: Tensor) -> str | None:
+        entry = self._entries.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    def set(self, tensor: Tensor, name: str) -> None:
+        self._entries[id(tensor)] = ref(tensor), name
 
 
 _VALUE_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -164,9 +188,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self.outside_tensor: Tensor | None = None
         self._sizes = len(batch), len(state)
-        self._names = WeakIdKeyDictionary({tensor: f"b{index}" for index, tensor in enumerate(batch)})
-        # The first index of a tensor that the state has twice.
-        self._names.update({tensor: f"s{index}" for index, tensor in reversed([*enumerate(state)])})
+        self._names = _Names()
+        for index, tensor in enumerate(batch):
+            self._names.set(tensor, f"b{index}")
+        for index, tensor in reversed([*enumerate(state)]):  # the first index of a tensor that the state has twice
+            self._names.set(tensor, f"s{index}")
         self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of the recorded views
         self._views: list[Call] = []
         self._calls: list[Call] = []
@@ -176,7 +202,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _FRESH:
-            self._names[result] = self._add_constant(result.clone())
+            self._names.set(result, self._add_constant(result.clone()))
         elif not isinstance(func, OpOverload) or _is_value_dependent(func, args) or not _has_only_tensors(result):
             self.possible = False
         elif not (func.is_view or func is _aten._unsafe_view.default) or not self._is_unchanged_view(args[0], result):
@@ -193,7 +219,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         candidate: Tensor | None = base
         while views is not result and candidate is not None:
             if _layout(candidate) == _layout(result):
-                self._names[result] = self._name(candidate)
+                self._names.set(result, self._name(candidate))
                 return True
             candidate = self._bases.get(candidate)
         self._bases.update((view, base) for view in views)
@@ -226,10 +252,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name
 
     def _name(self, tensor: Tensor) -> str:
-        if tensor not in self._names:
+        name = self._names.get(tensor)
+        if name is None:
             self.outside_tensor = tensor if self.outside_tensor is None else self.outside_tensor
-            self._names[tensor] = self._add_constant(tensor)
-        return str(self._names[tensor])
+            self._names.set(tensor, name := self._add_constant(tensor))
+        return name
 
     def _add_constant(self, value: Any) -> str:
         self._constants.append(value)
@@ -238,17 +265,18 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _name_result(self, value: Tensor | None, letter: str) -> str:
         if value is None:
             return "_"
-        if value not in self._names:  # else it was changed in place
-            self._names[value] = f"{letter}{self._num_results}"
+        name = self._names.get(value)
+        if name is None:  # else it was changed in place
+            self._names.set(value, name := f"{letter}{self._num_results}")
             self._num_results += 1
-        return str(self._names[value])
+        return name
 
 
 def _is_value_dependent(operation: OpOverload, args: Sequence[Any]) -> bool:
     """Whether an operation may differ next time: it depends on values, or on whether gradients are needed."""
     if operation is _aten.index.Tensor:  # by a mask it depends on values, by indices it does not
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return operation is _LSTM or bool(_VALUE_DEPENDENT & set(operation.tags))
+    return operation is _LSTM or not _VALUE_DEPENDENT.isdisjoint(operation.tags)
 
 
 def _has_only_tensors(result: Any) -> bool:
