@@ -192,7 +192,8 @@ def _describe_difference(one: Path, other: Path) -> str:
 
 def _read_metric(folder: Path, round: int, name: str) -> np.ndarray:
     """Reads a metric of a round; empty if the algorithm does not support it."""
-    return run_folder.read_metrics(folder, round).get(name, np.empty(0, np.int64))
+    values = run_folder.read_array(folder, round, "metrics", name)
+    return np.empty(0, np.int64) if values is None else values
 
 
 @contextmanager
