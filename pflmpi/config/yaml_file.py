@@ -1,7 +1,9 @@
 """Reads and writes YAML for configurations and tables."""
 
+import copy
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,18 @@ for _class in (_Loader, _Dumper):
 
 def read(path: Path) -> dict[str, Any]:
     """Reads a YAML file that holds a mapping; it may be a pipe."""
-    return _parse_file(path, lambda: _read_bytes(path))
+    return parse_mapping(_read_text(path, lambda: _read_bytes(path)), str(path))
 
 
 def read_stored(path: Path) -> dict[str, Any]:
     """As `read`, for the YAML file of a run, which must be a regular file."""
-    return _parse_file(path, lambda: regular_file.read(path, _MOST_BYTES))
+    text = _read_text(path, lambda: regular_file.read(path, _MOST_BYTES))
+    return copy.deepcopy(_parse_stored(text, str(path)))
+
+
+@lru_cache(maxsize=4)  # a resume reads the configuration of its run a dozen times
+def _parse_stored(text: str, where: str) -> dict[str, Any]:
+    return parse_mapping(text, where)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -79,13 +87,12 @@ def _read_bytes(path: Path) -> bytes:
         return regular_file.read_some(file, path, _MOST_BYTES)
 
 
-def _parse_file(path: Path, read_bytes: Callable[[], bytes]) -> dict[str, Any]:
+def _read_text(path: Path, read_bytes: Callable[[], bytes]) -> str:
     try:
-        text = read_bytes().decode()
+        return read_bytes().decode()
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
-    return parse_mapping(text, str(path))
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:

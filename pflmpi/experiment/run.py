@@ -19,7 +19,6 @@ import pflmpi
 from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.atomic import explain_write_error
-from pflmpi.config import yaml_file
 from pflmpi.config.load import Config
 from pflmpi.config.sections import by_key
 from pflmpi.data.dataset import describe_unscaled
@@ -428,7 +427,7 @@ def _hashes(experiment: Experiment, setup: Setup) -> dict[str, str]:
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
     return {
         "the version": f"{pflmpi.__version__} {torch.__version__}",
-        "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
+        "the configuration": _hash(repr(config.resolved()).encode()),
         "the code from outside the package": _hash(repr(dict(experiment.code)).encode()),
         "the frozen weights": experiment.frozen_digest or "none",
         "the data": experiment.division.everyone.dataset.digest,
