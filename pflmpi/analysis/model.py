@@ -181,7 +181,7 @@ def _read_model_section(checkpoint: Checkpoint, client: int) -> dict[str, Any]:
 
 
 def _read_model_sections(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    models = yaml_file.parse_mapping(str(checkpoint.attributes["config"]), "the configuration").get("model")
+    models = yaml_file.parse_stored(str(checkpoint.attributes["config"]), "the configuration").get("model")
     sections = models if isinstance(models, list) else [models]
     return [section if isinstance(section, dict) else {} for section in sections] or [{}]
 

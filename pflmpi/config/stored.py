@@ -96,4 +96,4 @@ def _values_in_checkpoint(run: Path, attributes: Mapping[str, Any], values: dict
 
 def _parse_attributes(run: Path, attributes: Mapping[str, Any]) -> dict[str, Any]:
     where = f"the configuration in the newest checkpoint of {run}"
-    return {**yaml_file.parse_mapping(attributes["config"], where), "recorded": config_file.recorded(attributes)}
+    return {**yaml_file.parse_stored(attributes["config"], where), "recorded": config_file.recorded(attributes)}

@@ -73,12 +73,16 @@ def read(path: Path) -> dict[str, Any]:
 
 def read_stored(path: Path) -> dict[str, Any]:
     """As `read`, for the YAML file of a run, which must be a regular file."""
-    text = _read_text(path, lambda: regular_file.read(path, _MOST_BYTES))
-    return copy.deepcopy(_parse_stored(text, str(path)))
+    return parse_stored(_read_text(path, lambda: regular_file.read(path, _MOST_BYTES)), str(path))
 
 
-@lru_cache(maxsize=4)  # a resume reads the configuration of its run a dozen times
-def _parse_stored(text: str, where: str) -> dict[str, Any]:
+def parse_stored(text: str, where: str) -> dict[str, Any]:
+    """As `parse_mapping`, for a text that is read again and again: for each client, or a dozen times in a resume."""
+    return copy.deepcopy(_parse_once(text, where))
+
+
+@lru_cache(maxsize=4)
+def _parse_once(text: str, where: str) -> dict[str, Any]:
     return parse_mapping(text, where)
 
 

@@ -194,7 +194,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
     Args:
         config: says where files that the run names are now.
     """
-    written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
+    written = yaml_file.parse_stored(str(run_folder.read_attributes(run, round)["config"]), "")
     differences = _differences(_parse_moved(run, written, config), _parse_moved(run, values(run), config))
     if changed := _format_fixed(differences, config):
         raise CheckpointError(
