@@ -330,8 +330,9 @@ def _run_rounds(
         server, layout = _initial_state(setup, population, transport)
     else:
         server, layout = restore(run, setup, population, transport, done, experiment.columns)
-    attributes = stored_config.attributes(experiment, recorded)
+    attributes: Mapping[str, str | int] = {"run": recorded["run"]}  # what a shard has of them
     if transport.rank == 0:
+        attributes = stored_config.attributes(experiment, recorded)
         context.announce()
     checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock, config.checkpoint.keep)
     output = config.output if transport.rank == 0 else OutputConfig()

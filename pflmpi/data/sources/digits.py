@@ -1,6 +1,7 @@
 """Handwritten digits of 8x8 pixels, embedded in scikit-learn: no files, no network."""
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Digits:
         """Reads the digits; 0..16 becomes 0..255, rounded half up in integers."""
         table = _read_digits()
         images = ((table[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
-        return assemble(self.name, images, table[:, 64], np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
+        return assemble(self.name, images, table[:, 64].copy(), np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
 
 
 def _read_digits() -> np.ndarray:
@@ -43,8 +44,13 @@ def _read_digits() -> np.ndarray:
     assert package is not None and package.origin is not None, "scikit-learn is a dependency"
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
-        return np.loadtxt(file, np.int64, delimiter=",")
+        return _read_table(file)
     from sklearn.datasets import load_digits  # a version that keeps them elsewhere; this takes a second and 100 MB
 
     bunch = load_digits()
     return np.column_stack([bunch.data, bunch.target]).astype(np.int64)
+
+
+@cache  # a process may make many runs
+def _read_table(file: Path) -> np.ndarray:
+    return np.loadtxt(file, np.int64, delimiter=",")
