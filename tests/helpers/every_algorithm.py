@@ -1,5 +1,7 @@
 """Every registered algorithm with every variant that it declares, so that a new one is tested without being named."""
 
+import copy
+from functools import cache
 from typing import get_args, get_type_hints
 
 from pflmpi.algorithms import ALGORITHMS
@@ -59,6 +61,11 @@ LOSSES = ("fedavg", "fedproto", "fedfcd-full", "apfl", "fedcp", "gpfl", "pfedpm-
 
 def every_algorithm():
     """Return the sections `algorithm` and `training` of each, by a name for the test."""
+    return copy.deepcopy(_sections())
+
+
+@cache  # thirty files ask for them, and type hints take long to read
+def _sections():
     sections = {}
     for name in ON_ANY_MODEL:
         kind = ALGORITHMS[name]
