@@ -208,7 +208,7 @@ def test_the_state_on_disk_is_not_in_memory_and_grows_with_those_that_train(mach
             "the 7 clients are in 2 groups of up to 4; set runtime.lanes lower",
         ),
         ({"training": {"participation": 0.15}}, 7, "at most 1 of them at a time (1 participants"),
-        ({"runtime": {"threads": 1000}}, 2, "ranks with 1000 threads each compute on the"),
+        ({"runtime": {"threads": 300}}, 2, "ranks with 300 threads each compute on the"),
     ],
 )
 def test_says_which_ranks_are_of_no_use(sections, ranks, note, machine):
