@@ -31,13 +31,16 @@ def refuse_external_links(file: Any) -> None:
 def refuse_unstored(dataset: Any) -> None:
     """Raise `ValueError` unless the values of a dataset are stored in its file; call it before trusting its shape."""
     creation = dataset.id.get_create_plist()
-    if is_virtual(dataset) or creation.get_external_count():
+    layout = creation.get_layout()
+    if layout == h5py.h5d.VIRTUAL or creation.get_external_count():
         raise ValueError(f"{dataset.name} in it lies in another file, which is not followed")
     filters = [creation.get_filter(number)[0] for number in range(creation.get_nfilters())]
     if not _FILTERS.issuperset(filters) or len({*filters}) < len(filters):
         raise ValueError(f"{dataset.name} in it is packed by the filters {filters}; write it with gzip, or unpacked")
+    if dataset.nbytes <= _UNWRITTEN:  # whatever is stored
+        return
     stored_bytes = min(dataset.id.get_storage_size(), os.stat(dataset.file.filename).st_size)
-    if creation.get_layout() == h5py.h5d.CHUNKED:
+    if layout == h5py.h5d.CHUNKED:
         chunk_bytes = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
         stored_bytes = min(chunk_bytes, stored_bytes * (_INFLATION if filters else 1))
     if dataset.nbytes > stored_bytes + _UNWRITTEN:
