@@ -24,7 +24,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_mixing
+from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_transform_problem
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.trial_update import (
     OneStep,
@@ -277,7 +277,7 @@ def check_executor(experiment: Experiment, configured: str) -> str:
     images = experiment.federation.dataset.images
     problem = check_modules(tasks, cohort, experiment.federation, in_lanes)
     if not problem and in_lanes and experiment.transform is not None:
-        problem = find_mixing(experiment.transform, images)
+        problem = find_transform_problem(experiment.transform, images)
     if not problem and in_lanes and configured == "auto":
         works_in_loop = partial(can_update, partial(_trial, experiment))
         problem = find_lane_problem(experiment.config.algorithm, tasks, cohort, images, works_in_loop)

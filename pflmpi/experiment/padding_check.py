@@ -76,21 +76,27 @@ def find_lane_problem(
     return ""
 
 
-def find_mixing(transform: Transform, images: np.ndarray) -> str:
-    """Returns which transform computes with the padding of a batch in lanes; "" if none does.
+def find_transform_problem(transform: Transform, images: np.ndarray) -> str:
+    """Returns which transform cannot be computed in lanes, or computes with the padding of a batch; "" if none.
 
     Args:
         images: [n, ...] of the dataset.
     """
     batch = torch.from_numpy(images[np.linspace(0, len(images) - 1, _WIDTH).astype(np.int64)])
     for function in transform.functions:
+        where = f"data.transform: {function.__name__}"
         for key in torch.arange(_TRIED_KEYS):
             with outside.as_config_error():
-                alone, padded = function(batch[:_REAL], key), function(batch, key)[:_REAL]
-            if beyond_rounding({"samples": alone.float()}, {"samples": padded.float()}):
-                return (
-                    f"data.transform: {function.__name__} computes a sample from others of its batch, which has padding"
-                )
+                alone, padded = function(batch[:_REAL].clone(), key), function(batch.clone(), key)
+            if beyond_rounding({"samples": alone.float()}, {"samples": padded[:_REAL].float()}):
+                return f"{where} computes a sample from others of its batch, which has padding"
+        try:
+            in_lanes = torch.func.vmap(function)(batch.unsqueeze(0).clone(), key.unsqueeze(0))[0]
+        except Exception as error:
+            reason = first_line(error).partition(". ")[0]  # what follows is advice on PyTorch itself
+            return f"{where} works client by client and fails in lanes, at {outside.find_location(error)}: {reason}"
+        if not torch.equal(in_lanes, padded):
+            return f"{where} makes other samples in lanes than client by client"
     return ""
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pflmpi import outside
+from pflmpi import global_generators, outside
 from pflmpi.errors import ConfigError
 from pflmpi.models.noise import derive_key, uniform
 from pflmpi.registry import Registry, accept_function
 
 Function = Callable[[Tensor, Tensor], Tensor]
+_TRIED_KEYS, _MOST_TRIED, _TRIED_BYTES = 16, 256, 2**18  # with each key so many samples, of so many bytes at most
 
 
 def horizontal_flip(x: Tensor, key: Tensor) -> Tensor:
@@ -62,23 +63,31 @@ def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
     Raises:
         ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
     """
-    key, functions = torch.tensor(1), [TRANSFORMS[name] for name in names]
+    functions = [TRANSFORMS[name] for name in names]
+    num_samples = max(2, min(_MOST_TRIED, _TRIED_BYTES // samples[:1].nbytes))
+    batch = samples[torch.arange(num_samples) % len(samples)]
     for name, function in zip(names, functions, strict=True):
         with outside.as_config_error():
-            once, again = function(samples, key), function(samples, key)
-            in_lanes = torch.func.vmap(function, randomness="different")(samples.unsqueeze(0), key.unsqueeze(0))[0]
+            _try_function(name, function, batch)
+    return Transform(tuple(functions)) if names else None
+
+
+def _try_function(name: str, function: Function, samples: Tensor) -> None:
+    """Calls a function twice with each of some keys; raises `ConfigError` as `load_transform`."""
+    generators = global_generators.read_states(on_gpu=False)
+    for key in torch.arange(_TRIED_KEYS):
+        once, again = (function(samples.clone(), key) for _ in range(2))  # a clone, as it may change them in place
         if not isinstance(once, Tensor) or (once.shape, once.dtype) != (samples.shape, samples.dtype):
             described = f"{once.dtype} {list(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
             expected = f"{samples.dtype} {list(samples.shape)}"
             raise ConfigError(
                 f"transform {name} makes {described} of samples {expected}; expected the same shape and type"
             )
-        if not (torch.equal(once, again) and torch.equal(once, in_lanes)):
+        if not torch.equal(once, again) or global_generators.read_states(on_gpu=False) != generators:
             raise ConfigError(
                 f"transform {name} makes other samples of the same samples and key; draw random numbers by "
                 "pflmpi.models.noise.uniform(key, shape) alone"
             )
-    return Transform(tuple(functions)) if names else None
 
 
 def _shift(x: Tensor, axis: int, draws: Tensor) -> Tensor:

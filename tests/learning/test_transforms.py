@@ -20,6 +20,7 @@ from pflmpi.store import config_file
 
 BOTH = ["random_crop", "horizontal_flip"]
 OWN = """
+import numpy as np
 import torch
 from pflmpi.models.noise import uniform
 
@@ -42,6 +43,18 @@ def mixed(x, key):
 
 def fails(x, key):
     return x[0, 0, 99]
+
+RNG = np.random.default_rng(1)
+
+def blanks_some(x, key):
+    x[torch.from_numpy(RNG.random(len(x)) < 0.05)] = 0
+    return x
+
+def blanks_rarely(x, key):
+    return torch.zeros_like(x) if torch.rand(()) < 1e-6 else x
+
+def looks_at_key(x, key):
+    return x.flip(-1) if key.item() % 2 else x
 """
 
 
@@ -132,6 +145,8 @@ def test_one_of_a_file_is_run_recorded_and_hashed(own, tmp_path, capfd):
         ("random_corp", "unknown transform 'random_corp'; did you mean 'random_crop'"),
         ("{own}:floats", "change.py:floats makes torch.float32 .* of samples torch.uint8 .*; expected the same shape"),
         ("{own}:own_draws", "change.py:own_draws .*uniform\\(key, shape\\)"),
+        ("{own}:blanks_some", "change.py:blanks_some .*uniform\\(key, shape\\)"),
+        ("{own}:blanks_rarely", "change.py:blanks_rarely .*uniform\\(key, shape\\)"),
         ("{own}:fails", "change.py:\\d+, in fails: IndexError"),
         ("{own}:uniform", "expected a function f\\(x, key\\)"),
         ("{own}:lost", "has no 'lost'; known: darker"),
@@ -150,6 +165,16 @@ def test_one_that_mixes_the_samples_of_a_batch_runs_in_a_loop(name, own, tmp_pat
     alone = quick_run.run(settings("loop", [f"{own}:{name}"]), tmp_path / "loop")
     assert quick_run.run(settings("auto", [f"{own}:{name}"]), tmp_path / "auto") == alone
     assert f"runtime.executor: loop): data.transform: {name} computes" in caplog.text
+
+
+def test_one_that_fails_in_lanes_alone_runs_in_a_loop(own, tmp_path, caplog):
+    said = "data.transform: looks_at_key works client by client and fails in lanes"
+    with pytest.raises(ConfigError, match=rf"{said}, at .*change.py:\d+, .*item.*'loop'") as refusal:
+        quick_run.run(settings("lanes", [f"{own}:looks_at_key"]), tmp_path / "run")
+    assert "bug report" not in str(refusal.value)
+    alone = quick_run.run(settings("loop", [f"{own}:looks_at_key"]), tmp_path / "loop")
+    assert quick_run.run(settings("auto", [f"{own}:looks_at_key"]), tmp_path / "auto") == alone
+    assert f"runtime.executor: loop): {said}" in caplog.text
 
 
 def test_tables_have_nothing_to_crop():
