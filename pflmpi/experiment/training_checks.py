@@ -34,6 +34,7 @@ from pflmpi.tree import Tree
 _DEFAULT = TrainingConfig()
 _PARTICIPATION_KEYS = ("selection", "dropout", "deadline", "without_clients")  # which change who trains in a round
 _OPTIMIZER_KEYS = ("optimizer", "momentum", "weight_decay", "clip_norm")
+_MEASURED = 5  # times; a mean over few samples that are drawn anew may come out alike
 _MOST_STEPS = 1_000_000  # of one client in one round, whose batch order is drawn at once
 _log = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ def check_optimizer(training: TrainingConfig, trial: Callable[[], OneStep]) -> N
 
 
 def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
-    """Raise `ConfigError` for a measure that has no meaning for the task, or no value for made-up scores."""
+    """Raise `ConfigError` for a measure without a meaning for the task, or without one value for made-up scores."""
     rng, count = np.random.default_rng(0), 2 * task.num_classes + 1
     for name in measures:
         if name in [*MEASURES] and task.kind.measures and name not in task.kind.measures:
@@ -297,9 +298,19 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
             )
     try:
         scores, labels = rng.normal(size=(count, *task.score_shape)), make_up_labels(task, (count,), rng).numpy()
-        compute_measures(measures, *task.kind.scored(scores, labels))
+        scored = task.kind.scored(scores, labels)
+        compute_measures(measures, *scored)
+        own = {name: measure for name, measure in measures.items() if name not in [*MEASURES]}
+        repeated = np.array([compute_measures(own, *scored) for _ in range(_MEASURED)])
     except RunError as error:
         raise ConfigError(f"evaluation.measures: {error}") from error
+    for name, values in zip(own, repeated.T, strict=True):
+        if not np.array_equal(values[1:], values[:-1], equal_nan=True):
+            raise ConfigError(
+                f"evaluation.measures: {name} has other values of the same scores and labels when it is called again, "
+                "so that a run could not be repeated; let it draw nothing, or from a generator that it makes in each "
+                "call, such as np.random.default_rng(0)"
+            )
 
 
 def check_loss(task: Task) -> None:

@@ -102,6 +102,15 @@ def tiny_error(scores, labels):
 
 def odd(a, b):
     return 0.0
+
+RNG = np.random.default_rng(1)
+
+def resampled(scores, labels):
+    drawn = RNG.integers(0, len(labels), len(labels))
+    return (scores[drawn].argmax(1) == labels[drawn]).mean()
+
+def undefined(scores, labels):
+    return np.nan
 """
 
 
@@ -195,6 +204,7 @@ def test_a_table_may_show_a_measure():
         ),
         (["{own}:odd"], r"expected a function f\(scores, labels\)"),
         (["{own}:broken"], "own.py:.*, in broken: IndexError"),
+        (["{own}:undefined", "{own}:resampled"], "resampled has other values of the same scores.*default_rng"),
         (["mae"], "mae"),
     ],
 )
