@@ -84,8 +84,7 @@ def build_personal_module(checkpoint: Checkpoint, experiment: Experiment, client
         reply = send_down(InProcessTransport(), setup.declared, published, [[ids]])
         rows = reply.for_clients(ids, setup.algorithm.predicts_with)
         received = tree.map(lambda leaf: leaf[0], {**rows})
-    with torch.enable_grad():  # a client may adapt by gradient steps, and the caller may have disabled them
-        state = build.executor_of(experiment, Loop).adapted(client, state, as_messages(received), checkpoint.number)
+    state = build.executor_of(experiment, Loop).adapted(client, state, as_messages(received), checkpoint.number)
     return PersonalModule(setup.algorithm, experiment.tasks[int(experiment.cohort[client])], state, received).eval()
 
 

@@ -363,8 +363,11 @@ class Run:
             UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
         """
         from pflmpi.analysis.personal_module import build_personal_module
+        from pflmpi.python.fresh_process import fresh_modes
 
-        return build_personal_module(self.round(round), self._experiment(changed_code), as_integer("client", client))
+        number = as_integer("client", client)
+        with fresh_modes():  # a client may adapt by gradient steps
+            return build_personal_module(self.round(round), self._experiment(changed_code), number)
 
     @cached_property
     def _division(self) -> "Division":
@@ -414,11 +417,13 @@ class Run:
         """
         from pflmpi.config.keywords import merged
         from pflmpi.experiment import fork, stored_config
+        from pflmpi.python.fresh_process import fresh_modes
 
         folder, number = as_path("out", out), self.round(round).number
         changed = merged(merged(stored_config.values(self.path), self.sections), sections)
         values = fork.without_clients(changed, without_clients)
-        fork.fork(self.path, folder, number, values, changed_code=changed_code)
+        with fresh_modes():  # for the trials of own code
+            fork.fork(self.path, folder, number, values, changed_code=changed_code)
         return open_run(folder)
 
     def newest(self) -> tuple[Checkpoint, list[str]]:

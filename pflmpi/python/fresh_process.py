@@ -4,7 +4,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,13 +39,29 @@ def fresh_process() -> Iterator[None]:
 
 
 @contextmanager
+def fresh_modes() -> Iterator[None]:
+    """Gives this thread torch's modes of a new process: gradients, no autocast, tensors on the CPU."""
+    autocast = [(device, torch.is_autocast_enabled(device)) for device in ("cpu", "cuda")]
+    # None where it is the CPU already: in the context of a device some layers choose other kernels.
+    device = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), device:
+            for kind, _ in autocast:
+                torch.set_autocast_enabled(kind, False)
+            yield
+    finally:
+        for kind, enabled in autocast:
+            torch.set_autocast_enabled(kind, enabled)
+
+
+@contextmanager
 def _fresh_settings() -> Iterator[None]:
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     generators = random.getstate(), np.random.get_state()
     settings = [(put, get(), fresh) for get, put, fresh in _list_settings()]
     environ = {name: os.environ.get(name) for name in _VARIABLES}
     try:
-        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        with torch.random.fork_rng(devices), fresh_modes():
             for put, _, fresh in settings:
                 put(fresh)
             yield
@@ -70,14 +86,10 @@ def _list_settings() -> list[_Setting]:
     def attribute(owner: Any, name: str, fresh: object) -> _Setting:
         return partial(getattr, owner, name), partial(setattr, owner, name), fresh
 
-    def autocast(device: str) -> _Setting:
-        return partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device), False
-
     return [
         (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads()),  # set by `runtime.devices`
         (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-        *map(autocast, ("cpu", "cuda")),
         *(
             attribute(kernel, "fp32_precision", "ieee")
             for kernel in (mkldnn.matmul, mkldnn.conv, mkldnn.rnn, cudnn.conv, cudnn.rnn, cuda.matmul)

@@ -324,6 +324,45 @@ def test_a_wrong_argument_of_a_run_is_refused(call, expected, run):
         call(run)
 
 
+OWN_TASK = """
+import torch
+from pflmpi.data.task_kinds import Classification
+
+class Costly(Classification):
+    summary = "expected cost"
+
+    def loss(self, scores, y):
+        return (scores.softmax(-1) * (1 - torch.eye(scores.shape[-1]))[y]).sum(-1)
+"""
+
+
+@pytest.fixture(scope="module")
+def adapting_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapting")
+    (folder / "own.py").write_text(OWN_TASK)
+    data = {"name": "digits", "limit": 400, "task": f"{folder / 'own.py'}:Costly"}
+    quick_run.run(quick_run.settings(data=data, algorithm={"name": "fedbabu"}), folder / "run")
+    return folder / "run"
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_models_and_forks_depend_on_no_mode_of_the_caller(mode, adapting_run, tmp_path):
+    expected, run = pflmpi.open_run(adapting_run), pflmpi.open_run(adapting_run)
+    with mode():
+        model, fork = run.model(0), run.fork(tmp_path / "fork")
+    x = torch.tensor(run.samples(0).test.x)
+    for module in (model, run.model(0), fork.model(0)):
+        assert torch.equal(module(x), expected.model(0)(x))
+
+
 def test_a_run_whose_files_have_moved_is_opened_with_their_new_places(tmp_path):
     x, y = np.random.default_rng(0).random((60, 8), np.float32), np.arange(60) % 3
     np.savez(tmp_path / "before.npz", x=x, y=y)
