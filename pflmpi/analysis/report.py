@@ -17,7 +17,7 @@ from pflmpi.analysis.comparable import (
     open_comparable_runs,
 )
 from pflmpi.analysis.drawing import html
-from pflmpi.analysis.drawing.html import PageFigure, PageTable, Section, draw_figures
+from pflmpi.analysis.drawing.html import FIGURES, PageFigure, PageTable, Section, draw_figures
 from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, SeedGroup, name_runs
@@ -28,8 +28,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import job_file
 from pflmpi.text import format_csv, join_truncated
 
-PAGE, _FIGURES = "report.html", "figures"
-_LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
+PAGE, _TABLE = "report.html", "runs.csv"
 
 
 def write_report(
@@ -52,7 +51,7 @@ def write_report(
 
     Raises:
         CheckpointError: none of the runs can be read.
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written, or has such files that are not known to be from pflmpi.
     """
     done = 0
     total = len(paths)
@@ -69,11 +68,10 @@ def write_report(
     groups = group_by_seed(runs)
     total += len(groups[: figures.MOST_DETAILED])
     with atomic.explain_write_error(f"the report in {out}", "choose another --out"):
-        (out / _FIGURES).mkdir(parents=True, exist_ok=True)
-        old_page = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
+        earlier = html.begin_page(out / PAGE, _TABLE)
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
         table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
-        atomic.write(out / "runs.csv", format_csv(table).encode())
+        atomic.write(out / _TABLE, format_csv(table).encode())
         details = []
         for group in groups[: figures.MOST_DETAILED]:
             plots, unreadable = figures.make_run_figures(group.runs[0])
@@ -83,8 +81,7 @@ def write_report(
         sections = _build_sections(runs, groups, lines, details, partial(draw_figures, out, pictures, whole=whole))
         title = f"{runs[0].label}: report" if len(runs) == 1 else f"{len(runs)} runs: report"
         page = html.build_page(title, _describe_data(runs), problems, sections, made, reload)
-        atomic.write(out / PAGE, page.encode())  # atomic, as a browser may reload it at any time
-        _delete_files(out, _find_linked_files(old_page) - _find_linked_files(page))
+        html.finish_page(out / PAGE, page, earlier)
     return problems
 
 
@@ -113,8 +110,8 @@ def _build_sections(
     comparisons = {**figures.make_comparison_figures(runs, groups), "Clients and layers over rounds": multiples}
     for index, (title, plots) in enumerate(comparisons.items()):
         if plots:
-            sections.append(Section(title, figures=draw(plots, _FIGURES), closed=index > 0))
-    if client_figures := draw(plot_single_clients(firsts, details), _FIGURES):
+            sections.append(Section(title, figures=draw(plots, FIGURES), closed=index > 0))
+    if client_figures := draw(plot_single_clients(firsts, details), FIGURES):
         sections.append(Section("Single clients", figures=client_figures, kind="client", closed=True))
     sections += _build_run_sections(groups, rest, draw, len(runs) > 1)
     return [*sections, Section("Settings of the runs", table=build_settings_table(runs), closed=True)]
@@ -134,7 +131,7 @@ def _build_run_sections(
         text = str(named_run.run.path)
         if seeds > 1:
             text += f", the first of {seeds} that differ in the seed alone"
-        drawn = draw(plots, f"{_FIGURES}/{number:02d}-{name}")
+        drawn = draw(plots, f"{FIGURES}/{number:02d}-{name}")
         sections.append(Section(named_run.label, text, figures=drawn, closed=True))
     missing, without_missing = _split_missing(sections)
     if several and missing:
@@ -158,20 +155,6 @@ def _split_missing(sections: Sequence[Section]) -> tuple[str, list[Section]]:
         without_missing.append(replace(section, figures=drawn))
     texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in labels_by_figure.items()]
     return "; ".join(texts) + "." * bool(texts), without_missing
-
-
-def _find_linked_files(page: str) -> set[str]:
-    """The files of figures that a page links to."""
-    return {link for link in _LINK.findall(page) if ".." not in link}
-
-
-def _delete_files(out: Path, files: set[str]) -> None:
-    """Deletes files below a folder, and folders that this leaves empty."""
-    for name in files:
-        (out / name).unlink(missing_ok=True)
-    for folder in {(out / name).parent for name in files} - {out / _FIGURES}:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pflmpi import arguments, atomic
 from pflmpi.errors import CheckpointError, show
 from pflmpi.text import printable
 
+_MARK = "\npflmpi table "  # in every Markdown file, which is written first
 _LEFT_OUT = 1  # exit code: something is missing in the table
 
 
@@ -76,6 +77,7 @@ def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     paths = [folder / f"{stem}.{kind}" for kind in texts]
     with atomic.explain_write_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
+        atomic.read_earlier(paths[0], _MARK, paths[1:], "choose another --write")
         for path, text in zip(paths, texts.values(), strict=True):
             atomic.write(path, text.encode())
     return paths

@@ -12,7 +12,6 @@ from pflmpi.analysis.plots import Curve, Curves
 from pflmpi.errors import ConfigError
 from pflmpi.scaling.results import Results
 
-EXTRAPOLATION = "extrapolation"  # prefix of the names of the figures
 LEAST_POINTS = 3  # a fit has two parameters
 _FAR = 10  # an extrapolation beyond this many times the largest measured number of ranks is pointed out
 _POINTS = 24  # of the fitted curve
@@ -106,7 +105,7 @@ def _plot_extrapolation(results: Results, to: int, name: str, several: bool) -> 
     ranks = np.array([point.ranks for point in points], np.float64)
     seconds = np.array([point.seconds for point in points])
     return Curves(
-        name=EXTRAPOLATION,
+        name="extrapolation",
         title=f"Extrapolation to {to} ranks{f': {name}' if several else ''}",
         caption=f"Markers: measured. Dashed: Amdahl's law fitted to them, with its 95 % interval; "
         f"{summary(law, to, points[-1].ranks)}.",

@@ -8,13 +8,13 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.analysis.drawing import html
-from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
+from pflmpi.analysis.drawing.html import FIGURES, PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
 from pflmpi.analysis.table_text import format_tabular
 from pflmpi.errors import CheckpointError
 from pflmpi.scaling.experiment import WARM_UP
-from pflmpi.scaling.extrapolation import EXTRAPOLATION, plot_extrapolations
+from pflmpi.scaling.extrapolation import plot_extrapolations
 from pflmpi.scaling.records import hardware
 from pflmpi.scaling.results import PARTS, TITLES, Point, Results, format_table
 from pflmpi.text import pluralize, scaled_bytes
@@ -130,7 +130,7 @@ def _rank_counts(results: Results) -> np.ndarray:
     return np.array([point.ranks for point in results.measured], np.float64)
 
 
-PAGE, _LATEX_TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
+PAGE, _LATEX_TABLE = "scale.html", "scale.tex"
 
 
 def write_page(
@@ -149,7 +149,7 @@ def write_page(
 
     Raises:
         CheckpointError: an experiment has no measured run.
-        ConfigError: the folder cannot be written, or the law cannot be fitted.
+        ConfigError: the folder cannot be written or has such files that are not known to be from pflmpi, or the law cannot be fitted.
     """
     named = _name_experiments(experiments)
     for results in experiments:
@@ -160,9 +160,8 @@ def write_page(
     extrapolations = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
     with atomic.explain_write_error(f"the page in {out}", "choose another --out"):
-        for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
-            path.unlink()
-        drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], _FIGURES, update)
+        earlier = html.begin_page(out / PAGE, _LATEX_TABLE)
+        drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], FIGURES, update)
         tables = [_build_section(name, results) for name, results in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
@@ -171,13 +170,13 @@ def write_page(
             Section("All figures", figures=drawn),
             Section("Where it was measured", table=_build_hardware_table(named)),
         ]
-        atomic.write(out / PAGE, html.build_page(title, about, problems, sections, made).encode())
         latex = [
             line
             for name, results in named.items()
             for line in (*(f"% {text}" for text in (name, *results.notes)), *format_tabular(*format_table(results)), "")
         ]
         atomic.write(out / _LATEX_TABLE, "\n".join(latex).encode())
+        html.finish_page(out / PAGE, html.build_page(title, about, problems, sections, made), earlier)
     return problems
 
 

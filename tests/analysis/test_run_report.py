@@ -19,7 +19,7 @@ import pytest
 
 import pflmpi
 import quick_run
-from pflmpi.analysis import comparable
+from pflmpi.analysis import comparable, report
 from pflmpi.analysis.comparable import find_damage
 from pflmpi.analysis.drawing.charts import COLOURS, INK
 from pflmpi.analysis.drawing.html import PageFigure, Section, build_page, draw_figures
@@ -112,6 +112,23 @@ def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_tou
     targets = re.findall(r'href="(figures/[^"]+)"', (tmp_path / "report.html").read_text())
     assert files == {"report.html", "runs.csv", "notes.txt", "figures/01-fedgmh/mine.png", *targets}
     assert not (tmp_path / "figures" / "02-local").exists()
+
+
+@pytest.mark.parametrize("own", ["report.html", "runs.csv", "figures/a.pdf"])
+def test_files_that_no_report_has_written_are_neither_replaced_nor_deleted(own, runs, tmp_path, capfd):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / own).write_text('<a href="figures/a.pdf">A</a>')
+    assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path / own} exists and is not known to be from pflmpi; choose another" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(own).name]
+
+
+def test_a_report_that_was_interrupted_is_made_again(runs, tmp_path, monkeypatch):
+    words = ["report", str(runs / "local"), "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "build_settings_table", lambda runs: 1 / 0)
+        assert main(words) != 0
+    assert (tmp_path / "runs.csv").exists() and main(words) == 0
 
 
 def test_every_figure_has_words_for_those_who_do_not_see_it(runs, tmp_path):

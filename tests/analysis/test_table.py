@@ -441,6 +441,14 @@ def test_a_table_written_again_replaces_its_files_which_stay_whole_until_then(tm
     assert [path.stat().st_nlink for path in (tmp_path / "written").iterdir()] == [1, 1, 1], "another file each"
 
 
+@pytest.mark.parametrize("kind", ["md", "csv"])
+def test_a_file_that_is_no_earlier_table_is_not_replaced(kind, tmp_path, capfd):
+    words = ["table", str(table_file.write(tmp_path)), "--write", str(tmp_path)]
+    (tmp_path / f"small.{kind}").write_text("mine")
+    assert main(words) == 2 and (tmp_path / f"small.{kind}").read_text() == "mine"
+    assert f"small.{kind} exists and is not known to be from pflmpi; choose another --write" in capfd.readouterr().err
+
+
 def test_the_partitions_of_the_finished_runs_are_printed_and_written(tmp_path, capsys):
     _, among = small(tmp_path)
     for cell, digit in zip(among, "aabc", strict=True):

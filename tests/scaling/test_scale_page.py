@@ -88,6 +88,13 @@ def test_what_no_checkpoint_vouches_for_is_said_below_the_tables_and_on_the_page
     assert note in capsys.readouterr().out
 
 
+def test_a_page_and_figures_of_others_are_not_replaced(strong, tmp_path, capfd):
+    (tmp_path / "figures").mkdir()
+    (own := tmp_path / "figures" / "extrapolation.pdf").write_text("mine")
+    assert main(["report", str(strong), "--out", str(tmp_path)]) == 2
+    assert own.read_text() == "mine" and f"{own} exists and is not known to be" in capfd.readouterr().err
+
+
 def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
     assert main(["report", str(strong), str(tmp_path)]) == 2
     assert "is a scaling experiment, and" in capfd.readouterr().err

@@ -15,6 +15,10 @@ from pflmpi.analysis.plots import Missing, Plot
 
 _CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
+FIGURES = "figures"  # folder beside a page
+
+_MARK = "<footer><p>Made by pflmpi"  # on every page, also of earlier versions
+_LINK = re.compile(rf'href="({FIGURES}/[^"]+)"')
 _FIGURE_NAME = re.compile("[a-z0-9_-]+")
 _MOST_LINES = 100_000  # lines of the CSV file of a figure
 _HELP = (
@@ -70,6 +74,34 @@ class Section:
     figures: Sequence[PageFigure | Missing] = ()
     kind: str = ""
     closed: bool = False
+
+
+def begin_page(path: Path, table: str) -> str:
+    """Returns the earlier page at a path; without one writes an unfinished page, by which later reports know the folder.
+
+    Args:
+        table: name of a file that is written beside the page, as is the folder `FIGURES`.
+
+    Raises:
+        ConfigError: the page, or without one the table or figures, are not known to be from pflmpi.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    others = [path.with_name(table), *(path.parent / FIGURES).glob("[!.]*")]
+    earlier = atomic.read_earlier(path, _MARK, others, "choose another --out")
+    if not earlier:
+        atomic.write(path, build_page("Not finished", "Make the page again if it stays so.", [], []).encode())
+    return earlier
+
+
+def finish_page(path: Path, page: str, earlier: str) -> None:
+    """Writes a page, and deletes the figures to which only the earlier one links, with folders that are left empty."""
+    atomic.write(path, page.encode())  # atomic, as a browser may reload it at any time
+    stale = [path.parent / link for link in {*_LINK.findall(earlier)} - {*_LINK.findall(page)} if ".." not in link]
+    for file in stale:
+        file.unlink(missing_ok=True)
+    for folder in {file.parent for file in stale} - {path.parent / FIGURES}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def build_page(
