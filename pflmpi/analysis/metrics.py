@@ -1,5 +1,7 @@
 """metrics.csv by column, and the cost to reach a target."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -56,6 +58,24 @@ def find_best_round(
     return int(np.nanargmin(values) if measure.lower else np.nanargmax(values))
 
 
+def compute_mean(values: Sequence[float]) -> float:
+    """The mean of values; NaN where infinities of both signs leave it open.
+
+    >>> compute_mean([1.0, 2.0]), compute_mean([1.0, math.inf]), compute_mean([math.inf, -math.inf])
+    (1.5, inf, nan)
+    """
+    return math.nan if {math.inf, -math.inf} <= {*values} else statistics.fmean(values)
+
+
+def compute_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation of values; NaN of fewer than two, and of values that are not finite.
+
+    >>> compute_deviation([1.0, 3.0, 5.0]), compute_deviation([1.0]), compute_deviation([math.inf, math.inf])
+    (2.0, nan, nan)
+    """
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+
+
 def compute_margin_of_error(values: ArrayLike) -> np.ndarray:
     """Half the width of the confidence interval (Student's t) of the mean of values [n, ...], n > 1; [...].
 
@@ -65,7 +85,8 @@ def compute_margin_of_error(values: ArrayLike) -> np.ndarray:
     values = np.asarray(values)
     special: Any = import_module("scipy.special")  # imported here because few commands need it
     quantile = special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
-    return np.asarray(quantile * values.std(0, ddof=1) / len(values) ** 0.5)
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
+        return np.asarray(quantile * values.std(0, ddof=1) / len(values) ** 0.5)
 
 
 def _parse_column(name: str, texts: Sequence[str]) -> np.ndarray:

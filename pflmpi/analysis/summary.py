@@ -1,13 +1,12 @@
 """The summary table of runs: the main measure, losses, cost, cost to a target, gain over local training."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, group_by_seed, list_compared_options
-from pflmpi.analysis.metrics import compute_cost_to, find_best_round, find_last_value
+from pflmpi.analysis.metrics import compute_cost_to, compute_deviation, compute_mean, find_best_round, find_last_value
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import compute_gains_over_local
@@ -72,7 +71,8 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[index] for key, texts in options.items()}
         line |= summarize_run(run, measure)
-        line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
+        with np.errstate(invalid="ignore"):  # infinities of both signs have no mean
+            line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
         line["clients below local"] = int((gain < 0).sum()) if has_gain else ""
         for target in targets:
             cost, to = compute_cost_to(run.columns, target), f"to {100 * target:g} %"
@@ -112,10 +112,9 @@ def _average_column(name: str, values: Sequence[Value]) -> Line:
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
         return {name: "" if numbers else ", ".join(dict.fromkeys(map(str, values)))}
-    mean: Line = {name: values[0] if len({*numbers}) == 1 else statistics.fmean(numbers)}
+    mean: Line = {name: values[0] if len({*numbers}) == 1 else compute_mean(numbers)}
     if isinstance(values[0], float):
-        several = len(numbers) > 1 and np.isfinite(numbers).all()
-        mean[f"{name} {_STD}"] = statistics.stdev(numbers) if several else math.nan
+        mean[f"{name} {_STD}"] = compute_deviation(numbers)
     return mean
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import statistics
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, describe_fork, select_decisive_options
-from pflmpi.analysis.metrics import CostTo, compute_cost_to
+from pflmpi.analysis.metrics import CostTo, compute_cost_to, compute_deviation, compute_mean
 from pflmpi.analysis.run import Run, read_run
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, find_differences, section
@@ -216,7 +215,7 @@ def pick_value(columns: Mapping[str, np.ndarray], metric: str | None, figure: st
             return math.nan
         best = np.nanargmin(scores) if shown.lowest or lower_is_better(judge) else np.nanargmax(scores)
         return float(values[best])
-    return statistics.fmean(values[evaluated][-1 if figure == "last" else -LAST :])
+    return compute_mean(values[evaluated][-1 if figure == "last" else -LAST :])
 
 
 def _choose_judge(metric: str | None, columns: Container[str]) -> str:
@@ -413,11 +412,12 @@ def _list_data_notes(cells: Sequence[Cell], seeds: Sequence[_SeedRun]) -> dict[t
 
 
 def compute_mean_and_std(values: Sequence[float], digits: int = 2) -> Value | None:
-    """Mean and sample standard deviation of the values that are not NaN; None if all are."""
+    """Mean and sample standard deviation of the values that are not NaN; None without a mean, that is if all are."""
     known = [value for value in values if not math.isnan(value)]
-    if not known:
+    if not known or math.isnan(mean := compute_mean(known)):
         return None
-    return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, digits)
+    deviation = compute_deviation(known)
+    return Value(mean, None if math.isnan(deviation) else deviation, digits)
 
 
 def _describe_state(seeds: Sequence[_SeedRun]) -> str:

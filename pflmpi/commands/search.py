@@ -7,7 +7,6 @@ import argparse
 import glob
 import json
 import math
-import statistics
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -246,9 +245,7 @@ def _test(options: argparse.Namespace, tuned: "SweepTable", out: Path) -> int:
 
 def _compare_rows(table: "SweepTable", entries: "Sequence[Entry]") -> list[dict[str, Any]]:
     """A line for each cell: mean, spread and interval over seeds, and the paired test against the best row."""
-    import numpy as np
-
-    from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error
+    from pflmpi.analysis.metrics import CONFIDENCE, compute_deviation, compute_margin_of_error, compute_mean
     from pflmpi.analysis.table import metric_of
     from pflmpi.learning.main_measure import lower_is_better
 
@@ -268,8 +265,8 @@ def _compare_rows(table: "SweepTable", entries: "Sequence[Entry]") -> list[dict[
                 {
                     "column": column,
                     "row": row,
-                    "mean": f"{statistics.fmean(values):.{digits}f}",
-                    "std": f"{np.std(values, ddof=1):.{digits}f}" if several else "",  # statistics.stdev refuses NaN
+                    "mean": f"{compute_mean(values):.{digits}f}",
+                    "std": f"{compute_deviation(values):.{digits}f}" if several else "",
                     f"interval_{100 * CONFIDENCE:.0f}": f"{compute_margin_of_error(values):.{digits}f}"
                     if several
                     else "",
@@ -287,7 +284,9 @@ def best_row(figures: Mapping[str, Sequence[float]], lower: bool) -> str:
     >>> best_row({"a": [math.nan, 0.1], "b": [0.2, 0.3], "c": [0.4, 0.2]}, lower=True)
     'b'
     """
-    means = {row: mean for row, values in figures.items() if not math.isnan(mean := statistics.fmean(values))}
+    from pflmpi.analysis.metrics import compute_mean
+
+    means = {row: mean for row, values in figures.items() if not math.isnan(mean := compute_mean(values))}
     return (min if lower else max)(means, key=means.__getitem__, default="")
 
 

@@ -184,6 +184,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and
     assert [row["run"] for row in rows] == ["fedavg a", "fedavg b/0"]
 
 
+def test_seeds_with_infinities_of_both_signs_have_no_mean(tmp_path):
+    runs = name_runs(seeded(tmp_path, (np.inf, -np.inf)))
+    (line,) = average_seeds(runs, summarize_runs(runs))
+    assert np.isnan([line["last (%)"], line["last (%) ±"]]).all()
+
+
 def test_folders_are_shown_from_where_they_part_also_where_runs_were_named_by_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = name_runs([*seeded(Path("a"), (0.5, 0.7)), *seeded(Path("b"), (0.9,), mu=1)])

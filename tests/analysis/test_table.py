@@ -121,6 +121,15 @@ def test_a_seed_without_a_value_is_said_to_be_left_out(tmp_path):
     )
 
 
+@pytest.mark.parametrize("other, expected", [(math.inf, Value(math.inf)), (-math.inf, None)])
+def test_the_mean_of_infinite_seeds_has_no_deviation_and_of_both_signs_there_is_none(other, expected, tmp_path):
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.8, math.inf])
+    made(among[1], tmp_path / "out", [0.8, other])
+    entry = of(table.model_copy(update={"figure": "last"}), among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == entry.last_ten == expected
+
+
 def test_one_seed_has_no_spread(tmp_path):
     table, among = small(tmp_path, seeds=[5])
     made(among[0], tmp_path / "out", [0.8, 0.7])

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import math
 import os
 from pathlib import Path
 
@@ -272,6 +273,15 @@ def test_rows_are_compared_by_the_values_that_their_table_shows(tmp_path):
     table = load(write(tmp_path, metric="mean"))
     lines = _compare_rows(table, [entry("FedAvg", [90.0, 91.0]), entry("FedProx", [99.0])])
     assert [(line["mean"], line["best"]) for line in lines] == [("90.50", "FedAvg"), ("nan", "FedAvg")]
+
+
+def test_rows_of_infinite_values_are_compared_too(tmp_path):
+    table = load(write(tmp_path, metric="mean"))
+    lines = _compare_rows(table, [entry("FedAvg", [90.0, 91.0]), entry("FedProx", [-math.inf, -math.inf])])
+    assert [(line["mean"], line["std"], line["best"]) for line in lines] == [
+        ("90.50", "0.71", "FedAvg"),
+        ("-inf", "nan", "FedAvg"),
+    ]
 
 
 def test_the_lowest_deviation_over_clients_is_the_best(tmp_path):

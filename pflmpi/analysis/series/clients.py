@@ -192,7 +192,8 @@ def compute_gains_over_local(
         if candidates:
             same_seed = (pair for pair in candidates if pair[0].run.config.get("seed") == run.config.get("seed"))
             local, base = next(same_seed, candidates[0])
-            gains.append((named_run, local, values - base))
+            with np.errstate(invalid="ignore"):  # equal infinities have no difference
+                gains.append((named_run, local, values - base))
     return [local for local, _ in local_runs], gains
 
 

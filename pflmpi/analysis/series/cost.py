@@ -103,7 +103,8 @@ def average_columns(group: SeedGroup) -> Columns:
     seeds = [named_run.run.columns for named_run in group.runs]
     count = min(len(columns["round"]) for columns in seeds)
     names = [name for name in seeds[0] if all(name in columns for columns in seeds)]
-    return {name: np.mean([columns[name][:count] for columns in seeds], axis=0) for name in names}
+    with np.errstate(invalid="ignore"):  # infinities of both signs have no mean
+        return {name: np.mean([columns[name][:count] for columns in seeds], axis=0) for name in names}
 
 
 def plot_rounds(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
