@@ -168,8 +168,13 @@ def measure_columns(measure: str) -> tuple[str, str, str]:
 
 
 def _summarise_measure(measure: str, values: np.ndarray, samples: np.ndarray) -> tuple[float, float, float]:
-    """Returns the values of `measure_columns` over the clients whose value [N] is not NaN."""
+    """Returns the values of `measure_columns` over the clients whose value [N] is not NaN.
+
+    With infinities of both signs, which have no mean, these are the worse one.
+    """
     is_defined, sign = ~np.isnan(values), -1 if lower_is_better(measure) else 1
+    if -sign * np.inf in values:
+        values = np.where(np.isinf(values), -sign * np.inf, values)
     weighted = divide_or_nan((values[is_defined] * samples[is_defined]).sum(), samples[is_defined].sum())
     return _over_clients(np.mean, values), float(weighted), sign * _over_clients(mean_of_lowest, sign * values)
 

@@ -83,6 +83,13 @@ def test_the_worst_tenth_has_the_highest_errors_and_the_lowest_scores():
     assert (metrics["auroc_mean"], metrics["auroc_weighted"], metrics["auroc_bottom"]) == (0.75, 3.5 / 4, 0.5)
 
 
+def test_infinities_of_both_signs_have_the_worse_one_as_their_mean():
+    total, values = np.ones((3, 1), np.int64), np.array([np.inf, 1.0, -np.inf])
+    metrics = compute_metrics(Counts(total, total, total, np.zeros(3), {"log_odds": values, "mse": values}))
+    assert [metrics[f"log_odds_{column}"] for column in ("mean", "weighted", "bottom")] == [-np.inf] * 3
+    assert [metrics[f"mse_{column}"] for column in ("mean", "weighted", "bottom")] == [np.inf] * 3
+
+
 OWN = """
 import numpy as np
 
