@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,10 +141,21 @@ def differing_options(runs: Sequence[Run]) -> TextsByOption:
     }
 
 
-def list_compared_options(runs: Sequence[Run]) -> TextsByOption:
-    """The options that differ between the runs that have them, as columns of a table; "" where a run has none."""
+def list_compared_options(runs: Sequence[Run], columns: Collection[str]) -> TextsByOption:
+    """The options that differ between the runs that have them, as columns of a table; "" where a run has none.
+
+    Args:
+        columns: other columns of the table. An option of an algorithm is called without its section, unless that name
+            is one of these or of a configuration.
+    """
+    names = {*columns, *(name for run in runs for name in run.config)}
+
+    def shorten(key: str) -> str:
+        short = key.removeprefix("algorithm.")
+        return key if short in names else short
+
     return {
-        key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
+        shorten(key): ["" if text == _UNKNOWN else text for text in texts]
         for key, texts in differing_options(runs).items()
         if key not in ("algorithm.name", "training.rounds") and (len({*texts} - {_UNKNOWN}) > 1 or key == _FORK)
     }

@@ -62,7 +62,9 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
     """
     plain_runs = [named_run.run for named_run in runs]
     gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
-    options, measure = list_compared_options(plain_runs), choose_main_measure(plain_runs)
+    measure = choose_main_measure(plain_runs)
+    results = [summarize_run(run, measure) for run in plain_runs]
+    options = list_compared_options(plain_runs, {"run", "seeds", "folder"}.union(*results))
     gain_column = "gain over local" if measure == ACCURACY else f"gain over local ({_unit(measure)})"
     lines: list[Line] = []
     for index, named_run in enumerate(runs):
@@ -70,7 +72,7 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
         has_gain = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[index] for key, texts in options.items()}
-        line |= summarize_run(run, measure)
+        line |= results[index]
         with np.errstate(invalid="ignore"):  # infinities of both signs have no mean
             line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
         line["clients below local"] = int((gain < 0).sum()) if has_gain else ""

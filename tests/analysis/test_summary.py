@@ -123,6 +123,15 @@ def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
     assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
 
 
+def test_an_option_with_the_name_of_a_column_keeps_its_section(tmp_path):
+    runs, names = [written(tmp_path / name, ACCURACY) for name in "ab"], ("rounds", "of", "seed", "seeds", "run", "folder")
+    for value, run in enumerate(runs):
+        run.config.update(algorithm={"name": "x", "mu": value, **dict.fromkeys(names, value)}, seed=7 + value)
+    lines = summarize_runs(name_runs(runs))
+    assert [line[f"algorithm.{name}"] for name in names for line in lines] == ["0", "1"] * len(names)
+    assert [(line["mu"], line["seed"], line["rounds"]) for line in lines] == [("0", "7", 5), ("1", "8", 5)]
+
+
 def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp_path):
     runs = [written(tmp_path / "a", ACCURACY, sent=1 << 20), written(tmp_path / "b", ("0.1",), sent=1 << 10)]
     shown = build_runs_table(summarize_runs(name_runs(runs), [0.8]))
