@@ -9,7 +9,7 @@ from typing import Any
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import group_by_seed
 from pflmpi.analysis.drawing.charts import build_chart
-from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, downsample
+from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, downsample, make_names_unique
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, SeedGroup, name_runs, pick_evenly_spaced
 from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
@@ -200,10 +200,13 @@ class Figures:
         return _to_altair(cost.plot_against_bytes(self._runs))
 
     def all(self) -> dict[str, Any]:
-        """Every figure of a report by name, such as "partition"; figures of checkpoints are those of the first run."""
+        """Every figure of a report by name, such as "partition"; figures of checkpoints are those of the first run.
+
+        Names that several figures have are followed by numbers, as in "partition-2".
+        """
         sections = make_comparison_figures(self._runs, group_by_seed(self._runs))
         run_figures, _ = make_run_figures(self._runs[0])
-        plots = [*chain.from_iterable(sections.values()), *run_figures]
+        plots = make_names_unique([*chain.from_iterable(sections.values()), *run_figures])
         return {plot.name: _to_altair(plot) for plot in plots if not isinstance(plot, Missing)}
 
 

@@ -1,7 +1,9 @@
 """Figures as plain numbers, which `analysis.drawing` draws and which are written as CSV."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -12,6 +14,8 @@ from pflmpi.analysis.selection import pick_evenly_spaced
 from pflmpi.text import format_csv, pluralize
 
 Line = Sequence[str | int | float]
+
+_NAME = re.compile("[a-z0-9_-]+")  # of a figure
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +48,19 @@ class Missing:
 
     title: str
     why: str
+
+
+def make_names_unique(figures: Iterable[Plot | Missing]) -> Iterator[Plot | Missing]:
+    """Appends a number to repeated names of figures, because names become file names and keys."""
+    counts = Counter[str]()
+    for figure in figures:
+        if isinstance(figure, Missing):
+            yield figure
+            continue
+        assert _NAME.fullmatch(figure.name), figure.name
+        counts[figure.name] += 1
+        count = counts[figure.name]
+        yield replace(figure, name=f"{figure.name}-{count}") if count > 1 else figure
 
 
 @dataclass(frozen=True, eq=False)

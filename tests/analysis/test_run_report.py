@@ -414,6 +414,12 @@ def test_figures_with_the_same_name_have_a_file_each(tmp_path):
     ]
 
 
+def test_figures_with_the_same_name_are_all_in_a_notebook(runs):
+    charts = pflmpi.open_runs([runs / "gmh", runs / "other"]).figures.all()
+    titles = [charts[name].to_dict()["title"] for name in ("partition", "partition-2")]
+    assert [title.rpartition(" of ")[2] for title in titles] == ["fedgmh gmh", "fedgmh other"]
+
+
 def test_pictures_are_made_where_they_are_asked_for(runs, tmp_path):
     assert main(["report", str(runs / "local"), "--out", str(tmp_path), "--png", "--pdf"]) == 0
     text = (tmp_path / "report.html").read_text()

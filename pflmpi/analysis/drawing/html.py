@@ -2,16 +2,15 @@
 
 import html
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.analysis.drawing.charts import COLOURS
 from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, dump_config, read_script
-from pflmpi.analysis.plots import Missing, Plot
+from pflmpi.analysis.plots import Missing, Plot, make_names_unique
 
 _CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -19,7 +18,6 @@ FIGURES = "figures"  # folder beside a page
 
 _MARK = "<footer><p>Made by pflmpi"  # on every page, also of earlier versions
 _LINK = re.compile(rf'href="({FIGURES}/[^"]+)"')
-_FIGURE_NAME = re.compile("[a-z0-9_-]+")
 _MOST_LINES = 100_000  # lines of the CSV file of a figure
 _HELP = (
     "Beside each figure: its numbers as CSV (up to 100,000 lines also those that are not drawn), and itself as a file. "
@@ -229,19 +227,6 @@ def _text(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _make_names_unique(figures: Sequence[Plot | Missing]) -> Iterator[Plot | Missing]:
-    """Appends a number to repeated names of figures, because names become file names."""
-    counts = Counter[str]()
-    for figure in figures:
-        if isinstance(figure, Missing):
-            yield figure
-            continue
-        assert _FIGURE_NAME.fullmatch(figure.name), figure.name
-        counts[figure.name] += 1
-        count = counts[figure.name]
-        yield replace(figure, name=f"{figure.name}-{count}") if count > 1 else figure
-
-
 def draw_figures(
     out: Path,
     pictures: Sequence[str],
@@ -260,7 +245,7 @@ def draw_figures(
     """
     (out / folder).mkdir(parents=True, exist_ok=True)
     result: list[PageFigure | Missing] = []
-    for number, figure in enumerate(_make_names_unique(figures), 1):
+    for number, figure in enumerate(make_names_unique(figures), 1):
         if isinstance(figure, Missing):
             result.append(figure)
             continue
