@@ -1,5 +1,6 @@
 """Figures read back from what is drawn: where marks are, in which colours, what is written beside them."""
 
+import html
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -385,6 +386,15 @@ def test_a_figure_is_written_in_all_forms_and_twice_alike(tmp_path):
     assert int.from_bytes(first[1][16:20], "big") == 2 * width, "two pixels of a picture for one of a page"
     draw(plot, tmp_path, PICTURES)
     assert (drawn.svg.read_bytes(), drawn.pictures[0].read_bytes()) == tuple(first[:2])
+
+
+def test_names_that_look_like_parts_of_a_drawing_stay_as_they_are(tmp_path):
+    names = [COLOURS[0], "rgb(1, 2, 3)", "clip0", 'a class="b"', "1 > 0"]
+    drawn = draw(curves(*(Curve(name, np.arange(2), np.arange(2.0), style=1) for name in names)), tmp_path)
+    for svg in (drawn.inline, drawn.svg.read_text()):
+        assert {*names} <= {html.unescape(text) for text in re.findall("<text[^>]*>([^<]+)<", svg)}
+        assert "aria-" not in svg
+    assert COLOURS[0] in drawn.spec and "var(--c0)" not in drawn.spec and "var(--c1)" in drawn.spec
 
 
 def test_a_drawing_on_a_page_has_the_colours_of_the_page(tmp_path):

@@ -23,7 +23,8 @@ ON_DARK = (
     *("#d3b57c", "#bdbdbd", "#f08ad4", "#c3e06a", "#5fd0d8", "#ffab8a"),
 )
 _SCALE = 2  # pixels of a PNG per CSS pixel
-_TAG = re.compile(r"<[^>]+>")
+_TAG = re.compile(r"<[^>]+>")  # of an SVG; what lies between tags are texts, which may have any names
+_COLOURED = re.compile(r'"(?:range|stroke|\w*[cC]olor)":(?:"[^"]+"|\[[^]]+\])')  # properties of a chart in JSON
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
 _RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
 # Accessibility attributes, as the page describes the drawing as a whole, and attributes with SVG's default values.
@@ -67,9 +68,9 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
     picture_paths = tuple(path.with_suffix(f".{kind}") for kind in pictures)
     for picture_path in picture_paths:
         atomic.write(picture_path, render_picture(svg, picture_path.suffix))
-    inline = _use_page_colours(_ID.sub(lambda match: f"{plot.name}_{match[0]}", svg))
+    inline = _TAG.sub(lambda tag: _use_page_colours(_ID.sub(lambda name: f"{plot.name}_{name[0]}", tag[0])), svg)
     without_config = {key: part for key, part in spec.items() if key != "config"}  # the page has it once for all charts
-    packed = _use_page_colours(json.dumps(_pack_data(without_config), separators=(",", ":")))
+    packed = _dump(_pack_data(without_config))
     return Drawn(shown, path, picture_paths, inline, packed, int(spec.get("columns", 1)))
 
 
@@ -78,9 +79,13 @@ def render_svg(spec: Spec) -> str:
     if problem := limits.too_few_addresses_to_draw():
         raise UserError(problem)
     svg: str = vl_convert.vegalite_to_svg(_drop_hover(spec))
-    svg = _TAG.sub(lambda tag: _LONG_NUMBER.sub(_round_number, tag[0]), svg)  # in tags, not in texts
-    svg = _RGB.sub(lambda colour: "#{:02x}{:02x}{:02x}".format(*map(int, colour.groups())), svg)
-    return _UNUSED.sub("", svg).replace(_FONT, "").replace("<svg", f"<svg{_FONT}", 1)
+    return _TAG.sub(_shorten_tag, svg).replace("<svg", f"<svg{_FONT}", 1)
+
+
+def _shorten_tag(tag: re.Match[str]) -> str:
+    shorter = _LONG_NUMBER.sub(_round_number, tag[0])
+    shorter = _RGB.sub(lambda colour: "#{:02x}{:02x}{:02x}".format(*map(int, colour.groups())), shorter)
+    return _UNUSED.sub("", shorter).replace(_FONT, "")
 
 
 def _round_number(number: re.Match[str]) -> str:
@@ -96,7 +101,7 @@ def render_picture(svg: str, kind: str) -> bytes:
 
 def dump_config() -> str:
     """The Vega-Lite configuration of all charts of a page, as JSON."""
-    return _use_page_colours(json.dumps(CONFIG, separators=(",", ":")))
+    return _dump(CONFIG)
 
 
 @cache
@@ -151,6 +156,12 @@ def _encode_column(values: list[Any]) -> Any:
     texts = list(dict.fromkeys(values))
     codes = {text: code for code, text in enumerate(texts)}
     return {"texts": texts, "numbers": [codes[value] for value in values]}
+
+
+def _dump(spec: Spec) -> str:
+    """A chart, or a part of it, as JSON with the colours of the page."""
+    text = json.dumps(spec, separators=(",", ":"))
+    return _COLOURED.sub(lambda part: _use_page_colours(part[0]), text)
 
 
 def _use_page_colours(text: str) -> str:
