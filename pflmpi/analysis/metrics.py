@@ -58,7 +58,7 @@ def find_best_round(
     return int(np.nanargmin(values) if measure.lower else np.nanargmax(values))
 
 
-def compute_mean(values: Sequence[float]) -> float:
+def compute_mean(values: Sequence[float] | np.ndarray) -> float:
     """The mean of values; NaN where infinities of both signs leave it open.
 
     >>> compute_mean([1.0, 2.0]), compute_mean([1.0, math.inf]), compute_mean([math.inf, -math.inf])

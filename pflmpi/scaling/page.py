@@ -149,7 +149,8 @@ def write_page(
 
     Raises:
         CheckpointError: an experiment has no measured run.
-        ConfigError: the folder cannot be written or has such files that are not known to be from pflmpi, or the law cannot be fitted.
+        ConfigError: the folder cannot be written, or has such files that are not known to be from pflmpi; or the law
+            cannot be fitted.
     """
     named = _name_experiments(experiments)
     for results in experiments:

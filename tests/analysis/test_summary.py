@@ -124,7 +124,8 @@ def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
 
 
 def test_an_option_with_the_name_of_a_column_keeps_its_section(tmp_path):
-    runs, names = [written(tmp_path / name, ACCURACY) for name in "ab"], ("rounds", "of", "seed", "seeds", "run", "folder")
+    runs = [written(tmp_path / name, ACCURACY) for name in "ab"]
+    names = "rounds", "of", "seed", "seeds", "run", "folder"
     for value, run in enumerate(runs):
         run.config.update(algorithm={"name": "x", "mu": value, **dict.fromkeys(names, value)}, seed=7 + value)
     lines = summarize_runs(name_runs(runs))

@@ -75,7 +75,7 @@ class Section:
 
 
 def begin_page(path: Path, table: str) -> str:
-    """Returns the earlier page at a path; without one writes an unfinished page, by which later reports know the folder.
+    """Returns the earlier page at a path; without one writes an unfinished page, so that the folder counts as ours.
 
     Args:
         table: name of a file that is written beside the page, as is the folder `FIGURES`.
