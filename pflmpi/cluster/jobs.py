@@ -100,7 +100,20 @@ class Job:
 
     @property
     def in_queue(self) -> bool:
-        return in_queue(self.state)
+        return self.waiting or self.active
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it runs, or may start yet."""
+        return self.in_queue and not self.never_starts
+
+    @property
+    def never_starts(self) -> str:
+        """Why a job that Slurm keeps in its queue will never start, and what to do; "" for other jobs."""
+        if not self.waiting or self.reason != "DependencyNeverSatisfied":
+            return ""
+        name = self.array if len(self.tasks) > 1 else self.id
+        return f"will never start: its --dependency can no longer be met; end it (scancel {name}) and submit again"
 
     @property
     def array(self) -> str:
@@ -112,10 +125,6 @@ class Job:
     def tasks(self) -> list[int]:
         """Numbers of its tasks of the array; several only while they wait together."""
         return parse_tasks(self.id.partition("_")[2].strip("[]"))
-
-
-def in_queue(state: str) -> bool:
-    return state in _WAITING or state in _ACTIVE
 
 
 class NoAnswer(PflmpiError):
@@ -188,15 +197,15 @@ def add_forgotten(
 
 
 def wait(name: str, environ: Mapping[str, str]) -> list[Job]:
-    """Wait until no job with an id is pending or running; return the jobs, none if Slurm has forgotten them."""
+    """Wait until no job with an id runs or may start yet; return the jobs, none if Slurm has forgotten them."""
     pause = 0.5
     while True:
         with suppress(NoAnswer):  # the controller is busy
             queue = query_queue(environ)
             jobs = _select(name, queue)
-            if not any(job.in_queue for job in jobs):
+            if not any(job.may_run for job in jobs):
                 jobs = _select(name, add_forgotten(name, queue, environ))
-            if not any(job.in_queue for job in jobs):
+            if not any(job.may_run for job in jobs):
                 return jobs
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

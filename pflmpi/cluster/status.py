@@ -184,6 +184,8 @@ def _describe_jobs(jobs: Sequence[Job]) -> Iterator[str]:
 
 def _describe_job(job: Job) -> Iterator[str]:
     yield format_headline(job)
+    if job.never_starts:
+        yield f"  {job.never_starts}"
     if job.folder is None:
         yield "  its run is unknown: no jobs.txt names it"
     elif state := read_run_status(job.folder):
@@ -264,6 +266,8 @@ def _describe_array(jobs: Sequence[Job]) -> Iterator[str]:
         why = "".join(f"; {line}" for line in _format_memory_advice(job, error))
         if error and not why:
             why = f"; ended with: {error}"
+        elif job.never_starts:
+            why = f"; {job.never_starts}"
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
         yield f"  {job.id}  {what}{run}{why}{log}"
 

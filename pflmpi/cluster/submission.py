@@ -37,6 +37,8 @@ def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) 
     refuse_without_slurm()
     depends = any(word.startswith(("--dependency", "-d")) for word in others)
     if not depends and (job := find_queued_job(out, query_queue(environ))):
+        if job.never_starts:
+            raise ConfigError(f"job {job.id}, submitted for {out} before, {job.never_starts}")
         raise ConfigError(
             f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), choose "
             f"another --out, or let this one wait for it (-- --dependency=afterany:{job.array or job.id})"

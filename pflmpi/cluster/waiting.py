@@ -69,7 +69,7 @@ def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
         return True
     except ConfigError:  # there is no Slurm here
         return job_file.path(folder).exists() and not (runs or is_run(folder))
-    return any(job.in_queue for path in (folder, *runs) for job in find_jobs_in(path, queue))
+    return any(job.may_run for path in (folder, *runs) for job in find_jobs_in(path, queue))
 
 
 def is_done(run: Path, rounds: int = 0) -> bool:
@@ -134,7 +134,7 @@ def wait_for(target: Path | str, environ: Mapping[str, str]) -> int:
     last = [*job_file.read_restarts(folder)][-1:]  # what earlier arrays have left undone, their cells show
 
     def counts(job: slurm.Job) -> bool:
-        return job.in_queue or not (is_busy or (last and {job.array, job.number}.isdisjoint(last)))
+        return job.may_run or not (is_busy or (last and {job.array, job.number}.isdisjoint(last)))
 
     numbers = dict.fromkeys(job.array or job.number for job in filter(counts, drop_superseded(jobs)))
     return wait(numbers, [folder], environ)

@@ -243,7 +243,7 @@ def _submit(options: argparse.Namespace) -> int:
         if ranks not in jobs:
             print(f"ranks {ranks}: measured")
         elif job := submission.find_queued_job(folder(out, ranks), queued):
-            print(f"ranks {ranks}: job {job.id} is {job.state} already")
+            print(f"ranks {ranks}: job {job.id} {job.never_starts or f'is {job.state} already'}")
         else:
             submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)

@@ -168,7 +168,7 @@ def run_trial(options: argparse.Namespace, pending: Pending) -> Pending | None:
         if left is not None:
             _job(options, left)
     except Unmeasured as error:
-        states = ", ".join(dict.fromkeys(job.state for job in ended)) or "unknown to Slurm"
+        states = ", ".join(dict.fromkeys(job.never_starts or job.state for job in ended)) or "unknown to Slurm"
         raise RunError(
             f"job {number}, the trial, has ended ({states}) before a round was complete; its log is {log}; mend what "
             "that says, or give a longer --trial=MIN, or a --time"

@@ -50,15 +50,18 @@ class Job:
     @property
     def state(self) -> str:
         """Slurm's word, such as PENDING, RUNNING, COMPLETED, FAILED; UNKNOWN where Slurm has forgotten the job."""
+        return self._query().state
+
+    def _query(self) -> slurm.Job:
         jobs = slurm.find(self.id, os.environ) if self.id else []
-        return jobs[0].state if jobs else "UNKNOWN" if self.id else "COMPLETED"
+        return jobs[0] if jobs else slurm.Job(self.id, self.id, "UNKNOWN" if self.id else "COMPLETED")
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return not slurm.in_queue(self.state)
+        """Whether it has ended, well or not, or will never start."""
+        return not self._query().may_run
 
     def wait(self) -> None:
-        """Wait until it has ended, well or not."""
+        """Wait until it is done."""
         if self.id:
             slurm.wait(self.id, os.environ)
 
@@ -67,9 +70,12 @@ class Job:
         self.wait()
         if is_done(self.folder, self._rounds):
             return open_run(self.folder)
+        job = self._query()
+        if job.never_starts:
+            raise RunError(f"job {self.id} {job.never_starts}")
         why = find_last_error(self.log)
         raise RunError(
-            f"job {self.id} ended as {self.state} before its run was complete{': ' * bool(why)}{why}; its log is "
+            f"job {self.id} ended as {job.state} before its run was complete{': ' * bool(why)}{why}; its log is "
             f"{self.log}; what is complete is kept: submit the same again, and it continues"
         )
 
@@ -104,11 +110,11 @@ class LocalJob(Job):
             self._process.terminate()
         return self._process.wait()
 
-    @property
-    def state(self) -> str:
-        if not self._exit_code.done():
-            return "RUNNING" if self._process else "PENDING"
-        return "CANCELLED" if self._cancelled else "FAILED" if self._exit_code.result() else "COMPLETED"
+    def _query(self) -> slurm.Job:
+        state = "RUNNING" if self._process else "PENDING"
+        if self._exit_code.done():
+            state = "CANCELLED" if self._cancelled else "FAILED" if self._exit_code.result() else "COMPLETED"
+        return slurm.Job(self.id, self.id, state)
 
     def wait(self) -> None:
         if not self._exit_code.cancelled():

@@ -465,6 +465,18 @@ def test_a_second_job_for_a_folder_must_wait_for_the_first(folder, capfd):
     assert main(["submit", "small.yaml", "--out", "runs/other"]) == 0
 
 
+@pytest.mark.parametrize("what", [["runs/small"], ["42"]])
+def test_a_job_that_will_never_start_is_not_waited_for_and_says_what_to_do(what, folder, capfd):
+    assert main(["submit", "small.yaml", "--", "--dependency=afterok:41"]) == 0
+    line = fake_slurm.line("42", State="PENDING", Reason="DependencyNeverSatisfied", NodeList="", WorkDir=folder)
+    fake_slurm.queue(folder / "bin", line)
+    capfd.readouterr()
+    end = "will never start: its --dependency can no longer be met; end it (scancel 42) and submit again\n"
+    assert main(["status", *what, "--wait"]) == 3 and f"\n  {end}" in capfd.readouterr().out
+    assert main(["submit", "small.yaml"]) == 2
+    assert capfd.readouterr().err.endswith(f"job 42, submitted for runs/small before, {end}")
+
+
 def test_an_error_of_sbatch_is_shown(folder, capfd):
     fake_slurm.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2

@@ -70,6 +70,10 @@ def test_a_job_of_slurm_is_asked_for_and_cancelled(folder, monkeypatch):
     assert (job.id, job.folder, job.log) == ("42", Path("runs/a"), Path("runs/a.42.log"))
     fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING"))
     assert job.state == "PENDING" and not job.done()
+    fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING", Reason="DependencyNeverSatisfied"))
+    with pytest.raises(RunError, match=r"job 42 will never start: .*\(scancel 42\)"):
+        job.result()
+    assert job.done()
     fake_slurm.program("scancel", 'echo "$@" > cancelled')
     job.cancel()
     assert Path("cancelled").read_text() == "42\n"
