@@ -65,8 +65,7 @@ def watch(environ: Mapping[str, str]) -> None:
                     os.write(
                         2, f"pflmpi: {describe_signal(received[0])} before the run had begun; start it again\n".encode()
                     )
-                with contextlib.suppress(OSError):  # end the process even if the file cannot be written
-                    write_exit_code(environ, Stopped.exit_code)
+                write_exit_code(environ, Stopped.exit_code)
                 os._exit(Stopped.exit_code)
 
     threading.Thread(target=wait, name="early-signals", daemon=True).start()

@@ -116,17 +116,31 @@ def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""])
     Rank 0 writes "lost" while the ranks run, so that the file says so after a rank was killed or lost. The wrappers
     then restart the ranks, and trust an exit code 0 of the launcher only if the file confirms it. "lost" does not
     overwrite the 75 of a rank that a signal stopped before the run began.
+
+    Raises:
+        ConfigError: "lost" cannot be written. An exit code that cannot be written is left to the launcher.
     """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path and code == "lost":
-        with open(path, "a+") as file:  # if another rank replaces the file meanwhile, this writes to the old one
-            file.seek(0)
-            if file.read().strip() != str(Stopped.exit_code):
-                file.truncate(0)
-                file.write("lost\n")
+        try:
+            _write_lost(path)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}, which tells launch/ how the ranks end: {error.strerror}; free space in that "
+                "folder and make it writable, or start in another folder"
+            ) from error
     elif path:
         temporary = Path(f"{path}.{launched_rank(environ)}.{threading.get_native_id()}")
-        _replace(Path(path), temporary, f"{code}\n")
+        with contextlib.suppress(OSError):
+            _replace(Path(path), temporary, f"{code}\n")
+
+
+def _write_lost(path: str) -> None:
+    with open(path, "a+") as file:  # if another rank replaces the file meanwhile, this writes to the old one
+        file.seek(0)
+        if file.read().strip() != str(Stopped.exit_code):
+            file.truncate(0)
+            file.write("lost\n")
 
 
 def _replace(path: Path, temporary: Path, text: str) -> None:

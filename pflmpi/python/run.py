@@ -282,10 +282,10 @@ def _run_on_this_rank(
     num_ranks(arguments.ranks, arguments.config, launch)
     config = parse(arguments.config.resolved())
     transport = connect(config, launch)
-    if launch.rank == 0:
-        write_exit_code(os.environ, "lost")
     on_round_errors: list[Exception] = []
     try:
+        if launch.rank == 0:
+            write_exit_code(os.environ, "lost")
         resumes = arguments.resume or launch.restarts > 0
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
         is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals

@@ -67,6 +67,23 @@ def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper, tmp
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_starts_nothing_in_a_folder_without_space(wrapper, tmp_path):
+    bench, small = Bench(tmp_path, wrapper), tmp_path / "small"
+    small.mkdir()
+    mounted = shutil.which("mount") and processes.call(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(small)])
+    if not mounted or mounted.returncode:
+        pytest.skip("needs root to mount a small file system")
+    try:
+        (small / "full").write_bytes(bytes(8192))
+        command = [str(ROOT / "launch" / wrapper), "-n", "2", "pflmpi", "run", "a.yaml"]
+        done = processes.call(command, env=bench.environment, cwd=small)
+        assert (done.returncode, done.stdout, os.listdir(small)) == (2, "", ["full"])
+        assert f"cannot write in {small}; make it writable and free space there, or start in another" in done.stderr
+    finally:
+        processes.call(["umount", str(small)])
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_on_PATH_does_not_start_itself(wrapper, tmp_path):
     bench = Bench(tmp_path, wrapper)
     (tmp_path / "links").mkdir()

@@ -167,6 +167,18 @@ def test_ranks_that_write_the_exit_code_at_once_leave_a_whole_one_and_75_outlast
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("word", ["run", "script"])
+def test_a_run_whose_end_could_not_be_told_to_its_wrapper_does_not_begin(word, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings()))
+    (tmp_path / "own.py").write_text("import pflmpi\npflmpi.run('config.yaml', out='run', ranks=1)\n")
+    command = [*processes.PFLMPI, "run", "config.yaml", "--out", "run"] if word == "run" else [sys.executable, "own.py"]
+    environment = {**processes.ENVIRONMENT, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
+    done = processes.call(command, env={**environment, "PFLMPI_EXIT_FILE": "gone/code"}, cwd=tmp_path)
+    assert "cannot write gone/code, which tells launch/ how the ranks end: No such file or directory; free space" in done.stderr
+    assert not (tmp_path / "run").exists() and done.returncode == (2 if word == "run" else 1)
+
+
 def test_the_same_wish_sent_twice_is_one():
     code = """
 import os, signal, time
