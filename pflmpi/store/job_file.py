@@ -180,7 +180,7 @@ def compute_usage(folder: Path) -> Usage | None:
     node_seconds = gpu_seconds = core_seconds = measured_core_seconds = cpu_seconds = 0.0
     open_starts = 0
     for start in starts:
-        if (end := ends.get(start.token)) is None:
+        if (end := ends.get(start.token)) is None or end.ended < start.began:  # a clock was set back
             open_starts += 1
             continue
         seconds = end.ended - start.began

@@ -244,7 +244,8 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
                     raise _refusal(run, owner, _silence(lock, draft))
                 _log.warning("%s was written by %s; taken over: %s", run, owner or "an unknown process", reason)
                 if owner is not None:  # which did not record its own end
-                    job_file.record(run, owner.jobs, End(owner.token, read_mtime(lock)))
+                    ended = time.time() - _silence(lock, draft)  # by the clock of hosts, as its `Start`
+                    job_file.record(run, owner.jobs, End(owner.token, ended))
                 return _replace(lock, draft, me)
     finally:
         draft.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import RunStatus, format_progress, read_run_status, summarize_progress
 from pflmpi.cluster.status import format_headline
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file, events_file, job_file, metrics_file, verify
+from pflmpi.store import config_file, events_file, job_file, metrics_file, run_lock, verify
 from pflmpi.store.job_file import End, Start, Submission
 from pflmpi.store.run_lock import Owner, take
 from pflmpi.sweep.lock import lock_sweep_folder
@@ -164,17 +165,21 @@ def test_hours_are_those_of_all_starts_whose_end_is_known(tmp_path):
         with (tmp_path / "jobs.txt").open("a") as file:
             file.write(f"14 0 a {torn}\n")
     assert str(job_file.compute_usage(tmp_path)).startswith(f"{usage}, without 1 start")
+    used(tmp_path, 16, "by a clock that was set back", 9000, 5400)
+    assert str(job_file.compute_usage(tmp_path)).startswith(f"{usage}, without 2 starts whose end is unknown; job 12")
     used(tmp_path, 15, "killed", 20000, 21800)
     share = "3.00 node hours, 12.00 core hours (25% busy)"  # of those that have ended in order
     assert str(job_file.compute_usage(tmp_path)).startswith(share)
 
 
-def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(tmp_path):
-    """As the start that takes the lock over knows."""
-    killed = Owner.here(tmp_path, {"Slurm job 12": 0})
-    used(tmp_path, 12, killed.token, 1000)
+@pytest.mark.parametrize("behind", [0, 7200])
+def test_a_start_that_was_killed_ended_when_its_lock_was_last_touched(behind, tmp_path, monkeypatch):
+    """As the start that takes the lock over knows, also where the file server's clock is behind."""
+    killed, now = Owner.here(tmp_path, {"Slurm job 12": 0}), time.time()
+    used(tmp_path, 12, killed.token, now - 4600)
     (tmp_path / "lock.json").write_text(json.dumps(dataclasses.asdict(killed)))
-    os.utime(tmp_path / "lock.json", (4600, 4600))
+    os.utime(tmp_path / "lock.json", (0, now - 1000))
+    monkeypatch.setattr(run_lock, "read_mtime", lambda file: file.stat().st_mtime - behind)
     take(tmp_path, {"Slurm job 12": 1}, take_over=False).release()
     assert str(job_file.compute_usage(tmp_path)) == "2.00 node hours, 8.00 core hours; job 12 (0 restarts) on a, b"
 
