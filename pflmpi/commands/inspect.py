@@ -96,17 +96,17 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
 
 def _choose_round(run: Path, options: argparse.Namespace) -> int:
     """The round of --round, or the newest good one; raise `CheckpointError` if it is missing or damaged."""
-    from pflmpi.store import run_folder, verify
+    from pflmpi.store import verify
 
-    newest, problems_of_newer = verify.find_newest_good(run)
     if options.round is None:
+        newest, problems_of_newer = verify.find_newest_good(run)
         arguments.check_newest(run, newest, problems_of_newer, options.allow_older)
         return newest
     number: int = options.round
-    if number not in (rounds := run_folder.rounds(run)):
+    if number not in (rounds := verify.list_rounds(run)):
         raise CheckpointError(f"{run} has no checkpoint of round {number}; it has {', '.join(map(str, rounds))}")
-    problems = verify.problems(run, number) if number != newest else []
-    if problems:
+    if problems := verify.problems(run, number):
+        newest, _ = verify.find_newest_good(run)
         raise CheckpointError(f"round {number} is damaged: {'; '.join(problems)}; round {newest} is good")
     return number
 

@@ -8,6 +8,7 @@ costs as much as a small array.
 """
 
 import copy
+import errno
 import io
 import json
 import os
@@ -76,8 +77,16 @@ class Description(NamedTuple):
 _UNDESCRIBED = Description()
 
 
+# Errors that say nothing about the bytes of a file: of this user's rights, of a disk or a server, of a limit.
+_OF_ACCESS = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE}
+
+
 class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
+
+
+class UnreadableError(CheckpointError):
+    """A file that this user, or this machine at the moment, cannot read; its bytes may be good."""
 
 
 class HDF5Writer:
@@ -414,11 +423,16 @@ def _opened_bytes(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        kind = UnreadableError if error.errno in _OF_ACCESS else CheckpointError
+        raise kind(f"{path} cannot be read: {error.strerror}") from error
 
 
 def find_damage(path: Path) -> str | None:
-    """Returns the problem with the bytes of a file, or with what they refer to, or None; reads every byte."""
+    """Returns the problem with the bytes of a file, or with what they refer to, or None; reads every byte.
+
+    Raises:
+        UnreadableError: they cannot be read, so that nothing is known of them.
+    """
     if problem := _problem(path, whole=True):
         return problem
     try:
@@ -446,6 +460,8 @@ def _problem(path: Path, whole: bool) -> str | None:
             if whole and actual.bytes == expected.bytes:
                 actual = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES))
     except CheckpointError as error:
+        if whole and isinstance(error, UnreadableError):
+            raise
         return str(error)
     if actual.bytes != expected.bytes:
         lengths = f"{actual.bytes + _HEAD_BYTES} bytes long, {expected.bytes + _HEAD_BYTES} were written"

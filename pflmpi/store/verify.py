@@ -15,7 +15,7 @@ from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import NewerFormatError
+from pflmpi.store.checked_hdf5 import NewerFormatError, UnreadableError
 from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
@@ -74,6 +74,9 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
     Args:
         whole: read every byte, and which clients the shards hold; otherwise only heads and lengths.
         intact: shards that need not be read again.
+
+    Raises:
+        UnreadableError: with `whole`, a file cannot be read, whatever its bytes.
     """
     path = round_path(run, round)
     find_problem = checked_hdf5.find_damage if whole else checked_hdf5.find_truncation
@@ -101,12 +104,14 @@ def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] =
 
 
 def problems(run: Path, round: int) -> list[str]:
-    """Returns the problems of a round, one line each; reads every byte of it."""
+    """Returns the problems of a round, one line each; reads every byte of it, and raises as `checkpoint`."""
     return list(checkpoint(run, round, whole=True).values())
 
 
 def list_rounds(run: Path) -> list[int]:
     """Lists the rounds that have a checkpoint, ascending; raises `CheckpointError` if none has."""
+    if not run.is_dir():
+        raise CheckpointError(explain_not_a_run(run) or f"{run} is a checkpoint in one file, and no folder of a run")
     if present := rounds(run):
         return present
     names = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
@@ -121,15 +126,18 @@ def find_newest_good(run: Path) -> tuple[int, list[str]]:
 
     Raises:
         CheckpointError: the folder is not a run, or has no intact round.
+        UnreadableError: a file of a newer round cannot be read, and may be good.
     """
-    if not run.is_dir():
-        raise CheckpointError(explain_not_a_run(run) or f"{run} is a checkpoint in one file, and no folder of a run")
     present = list_rounds(run)
     skipped: list[str] = []
     for round in reversed(present):
         if round_path(run, round).is_dir():
             raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
-        round_problems = problems(run, round)
+        try:
+            round_problems = problems(run, round)
+        except UnreadableError as error:
+            cure = "make it readable, or move it away, so that an older checkpoint is taken"
+            raise UnreadableError(f"{error}; {cure}") from error
         if not round_problems:
             return round, skipped
         skipped += round_problems

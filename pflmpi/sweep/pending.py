@@ -20,6 +20,7 @@ from pflmpi.experiment.recorded_data import check_data
 from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, run_lock, verify
+from pflmpi.store.checked_hdf5 import UnreadableError
 from pflmpi.store.names import SHARDS
 from pflmpi.store.runs import find_other_files
 from pflmpi.sweep.table import PlannedRun
@@ -134,6 +135,8 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
         return RunState("other", problem=str(error))
     try:
         done, _ = verify.find_newest_good(run)
+    except UnreadableError as error:
+        return RunState("other", problem=str(error))
     except CheckpointError as error:
         return RunState("start", problem=str(error))
     if done > rounds:

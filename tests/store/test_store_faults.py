@@ -160,6 +160,19 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world):
         verify.find_newest_good(world.run)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, world, monkeypatch):
+    def read(path):
+        if path == world.run / files(world)[-1]:
+            raise OSError(code, os.strerror(code), str(path))
+        return open(path, "rb")
+
+    monkeypatch.setattr(checked_hdf5.regular_file, "open_regular", read)
+    with pytest.raises(checked_hdf5.UnreadableError, match=rf"cannot be read: {os.strerror(code)}; make it readable, or"):
+        verify.find_newest_good(world.run)
+    assert len(verify.checkpoint(world.run, 1, whole=False)) == 1
+
+
 def test_a_run_that_goes_on_and_deletes_what_is_looked_at_is_looked_at_again(world, monkeypatch):
     look = verify.problems
 

@@ -1,5 +1,6 @@
 """A sweep does what is not done yet, survives what fails, can be stopped, and leaves no process behind."""
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 import processes
 import quick_run
 import table_file
+from pflmpi import regular_file
 from pflmpi.cli import main
 from pflmpi.commands.sweep import make_environments
 from pflmpi.config import load as configuration
@@ -195,6 +197,17 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
     assert not folder.exists()
     (aside,) = folder.parent.glob("old-seed0-*")
     assert (aside / "round_00002.h5").read_bytes() == b"nothing"
+
+
+def test_a_run_whose_newest_checkpoint_cannot_be_read_is_neither_continued_nor_put_aside(cell, tmp_path, monkeypatch):
+    folder = run(cell, tmp_path)
+
+    def fail(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(regular_file, "open_regular", lambda path: fail(path) if path.suffix == ".h5" else open(path, "rb"))
+    work = needed(cell, tmp_path)
+    assert work.state == "other" and f"{folder}/round_00002.h5 cannot be read: Input/output error; make" in work.problem
 
 
 def test_a_finished_run_copied_without_its_checkpoints_is_kept_aside(cell, tmp_path, capsys, caplog):
