@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="resume",
         help="resume the run in --out if there is one (for batch jobs that are requeued); needs --out",
     )
+    parser.add_argument("--has-checkpoint", action="store_true", help=argparse.SUPPRESS)  # as `submit` saw in --out
     arguments.add_changed_code(parser)
     arguments.add_take_over(parser)
     arguments.add_ranks(parser)
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.rank import Prepared, run_rank
     from pflmpi.config.load import load
     from pflmpi.experiment import run as experiment
+    from pflmpi.store.names import rounds
     from pflmpi.transports.detect import RESTARTED
 
     def prepare(launch: "Launch") -> Prepared:
@@ -49,6 +51,11 @@ def run(options: argparse.Namespace) -> int:
         folder = options.announced or options.out or default
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
+        if options.has_checkpoint and not rounds(folder):
+            raise ConfigError(
+                f"{folder} has no checkpoint any more, from which this job was submitted to continue: it was moved or "
+                "deleted since; put it back, or submit again, with --out where it is now"
+            )
         arguments.check_config(options.config)
         if launch.kind == "alone" and not resumes:
             experiment.refuse_existing(folder)  # `experiment.run` does so too, but only on the ranks

@@ -258,7 +258,8 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
         return None
     text = yaml_file.dump(config.resolved())
     words = ["run", str(copy_path(out, text)), *arguments.words_of_changed_code(options), "--out", str(out)]
-    return Pending(out, [*words, "--continue"], {out: config}, text)
+    words += ["--continue", *["--has-checkpoint"] * (state.state == "continue")]
+    return Pending(out, words, {out: config}, text)
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:

@@ -477,6 +477,15 @@ def test_a_job_that_will_never_start_is_not_waited_for_and_says_what_to_do(what,
     assert capfd.readouterr().err.endswith(f"job 42, submitted for runs/small before, {end}")
 
 
+def test_a_job_that_was_to_continue_a_run_begins_none_where_that_was_moved_away(folder, capfd):
+    quick_run.run(quick_run.settings(), folder / "runs/small")
+    assert main(["submit", "small.yaml", "-s", "training.rounds=4"]) == 0
+    (folder / "runs/small").rename(folder / "runs/moved")
+    words = last_line((folder / "script").read_text())
+    assert main(words[words.index("run") :]) == 2 and not (folder / "runs/small").exists()
+    assert "runs/small has no checkpoint any more, from which this job was" in capfd.readouterr().err
+
+
 def test_an_error_of_sbatch_is_shown(folder, capfd):
     fake_slurm.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2
