@@ -136,7 +136,7 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path):
         "                           'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
     config = write(tmp_path, runtime={"server": "shared", "device": "auto"})
-    code, printed = doctor("torchrun", tmp_path, "--config", config, PYTHONPATH=one_for_all)
+    code, printed = doctor("mpi", tmp_path, "--config", config, PYTHONPATH=one_for_all)
     assert code == 1 and len(problems(printed)) == 1, printed
     assert "2 ranks share one GPU (GPU of a test, 4-2); give each its own (--ntasks-per-node" in problems(printed)[0]
     assert "GPU of a test, 4 of 8 GiB" in printed

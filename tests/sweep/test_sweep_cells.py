@@ -180,7 +180,7 @@ def test_a_cell_that_fails_does_not_stop_those_after_it(tmp_path, capfd):
         "cell 3",
     ]
     assert [verify.find_newest_good(out / "Local" / column / "seed0")[0] for column in ("few", "many_M")] == [2, 2]
-    assert main([*words, "0-3"]) == 0 and "cell 2: Local/few/seed0: 2 of 2 rounds done\n" in capfd.readouterr().out
+    assert main([*words, "0,2-3"]) == 0 and "cell 2: Local/few/seed0: 2 of 2 rounds done\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
