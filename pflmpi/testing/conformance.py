@@ -73,7 +73,7 @@ def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
     """A run that is stopped twice and resumed on other numbers of ranks ends as an uninterrupted one, bitwise."""
     raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"absent": absent})
     whole, parts = (runs.folder / f"{name}-{absent}" for name in ("whole", "parts"))
-    if absent == runs.settings()["evaluation"].get("absent"):
+    if absent == configuration.parse(runs.settings()).evaluation.absent:
         whole, unbroken = runs.get(executor)
     else:
         unbroken = run(raw, whole)
