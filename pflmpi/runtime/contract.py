@@ -64,7 +64,8 @@ _ADVICE_BY_ERROR = {  # by a part of the error text of PyTorch or of a frozen da
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
     "called random operation": f"; {_RANDOM_ADVICE}",
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
-    "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
+    "training.drop_last = true leaves out incomplete batches (for a run that has begun by `pflmpi fork`), and a module "
+    "of a new run may have model.norm = 'group'",
     "cannot assign to field": _STATE_ADVICE,
     "with respect to argument 'running_mean'": "; statistics of batch norm are not trained: of several models in one "
     "`train`, name them, as by frozen=('fed/stats', 'own/stats')",

@@ -1,7 +1,5 @@
 """Batch norm in lanes: what the loop gives, whatever is in the padding of a batch."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ import quick_run
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.errors import ConfigError
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, model_loss
 from pflmpi.models.padded_norm import MaskedBatchNorm
@@ -138,13 +136,62 @@ def test_resnet18_in_lanes_agrees_with_the_loop(case):
         torch.testing.assert_close(lanes[path], leaf, rtol=0, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
 
 
+@pytest.fixture
+def odd_client(tmp_path):
+    """Settings of three clients, the last of which has a last batch of one sample."""
+    owner, rng = np.repeat(np.arange(3), [40, 40, 41]), np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (121, 1, 8, 8), np.uint8), rng.integers(0, 3, 121)
+    test = np.concatenate([np.arange(count) < 8 for count in (40, 40, 41)])
+    np.savez(tmp_path / "odd.npz", x=x, y=y, client=owner, test=test)
+    data = {"name": "odd", "path": str(tmp_path / "odd.npz"), "limit": None}
+    raw = {"data": data, "partition": {"name": "writers"}, "model": MODEL, "algorithm": {"name": "fedavg"}}
+    return {**raw, "training": {"rounds": 2, "batch_size": 16, "participation": 1.0}}
+
+
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_a_batch_of_one_sample_is_refused(executor, tmp_path):
-    raw: dict[str, Any] = quick_run.settings(
-        algorithm={"name": "fedavg"}, model=MODEL, training={"batch_size": 1}, runtime={"executor": executor}
-    )
-    with pytest.raises(PflmpiError, match="more than 1 value per channel"):
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({}, "client 2 trains on a batch of one sample in round 1"),
+        ({"batch_size": 1}, "client 0 .* in round 1"),
+        ({"selection": "round_robin", "participation": 0.34, "rounds": 3}, "client 2 .* in round 3"),
+    ],
+)
+def test_a_batch_of_one_sample_is_refused_before_the_start(training, said, executor, odd_client, tmp_path):
+    training = {**odd_client["training"], **training}
+    raw = quick_run.settings(odd_client, training=training, runtime={"executor": executor})
+    with pytest.raises(ConfigError, match=rf"{said}.*SmallNet.* training.drop_last: true.*pflmpi fork"):
         quick_run.run(raw, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+SCORED = {"name": "fedfomo", "received_models": 1, "held_out": 1 / 33}  # one sample is held out, and not trained on
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": {"drop_last": True}},
+        {"training": {"steps": 2}},
+        {"training": {"without_clients": [2]}},
+        {"training": {"selection": "round_robin", "participation": 0.34}},  # its turn is in round 3
+        {"training": {"step_seconds": 1.0, "deadline": 2.0}},
+        {"runtime": {"client_errors": "skip"}},
+        {"algorithm": SCORED, "training": {"batch_size": 32}},
+        {"model": {**MODEL, "norm": "group"}},
+    ],
+    ids=["drop_last", "steps", "without", "never drawn", "deadline", "skip", "held out", "group"],
+)
+def test_no_batch_of_one_sample_is_refused_that_may_never_be_trained(changes, odd_client, tmp_path):
+    training = {**odd_client["training"], **changes.get("training", {})}
+    quick_run.run(quick_run.settings(odd_client, **{**changes, "training": training}), tmp_path / "run")
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 1 + 2
+
+
+def test_a_micro_batch_of_one_sample_is_refused_before_the_start(odd_client, tmp_path):
+    training = {**odd_client["training"], "micro_batch": 5, "drop_last": True}
+    with pytest.raises(ConfigError, match=r"client 0 trains on a batch of one sample .* training.micro_batch"):
+        quick_run.run(quick_run.settings(odd_client, training=training), tmp_path / "run")
 
 
 def test_auto_leaves_batch_norm_to_the_loop(tmp_path):
