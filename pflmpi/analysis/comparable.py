@@ -141,7 +141,7 @@ def differing_options(runs: Sequence[Run]) -> TextsByOption:
     }
 
 
-def list_compared_options(runs: Sequence[Run], columns: Collection[str]) -> TextsByOption:
+def list_compared_options(runs: Sequence[Run], columns: Collection[str] = ()) -> TextsByOption:
     """The options that differ between the runs that have them, as columns of a table; "" where a run has none.
 
     Args:
