@@ -136,9 +136,8 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
     if -failed.code in FORWARDED.values():  # the rank was not yet watching for signals
         raise Stopped(f"{describe_signal(-failed.code)} before the run had begun; start it again")
     how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
-    raise RunError(
-        f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
-    )
+    goes_on = "`pflmpi resume` continues from the newest checkpoint, if there is one"
+    raise RunError(f"rank {failed.rank} {how}; all ranks were stopped; {goes_on}")
 
 
 def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
