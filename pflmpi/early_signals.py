@@ -3,7 +3,6 @@
 Imports only the standard library, because this runs before the imports that take seconds.
 """
 
-import contextlib
 import os
 import signal
 import threading

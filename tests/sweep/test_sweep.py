@@ -202,10 +202,12 @@ def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell, tmp_path):
 def test_a_run_whose_newest_checkpoint_cannot_be_read_is_neither_continued_nor_put_aside(cell, tmp_path, monkeypatch):
     folder = run(cell, tmp_path)
 
-    def fail(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    def read(path):
+        if path.suffix == ".h5":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return open(path, "rb")
 
-    monkeypatch.setattr(regular_file, "open_regular", lambda path: fail(path) if path.suffix == ".h5" else open(path, "rb"))
+    monkeypatch.setattr(regular_file, "open_regular", read)
     work = needed(cell, tmp_path)
     assert work.state == "other" and f"{folder}/round_00002.h5 cannot be read: Input/output error; make" in work.problem
 
