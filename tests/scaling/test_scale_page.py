@@ -95,6 +95,13 @@ def test_a_page_and_figures_of_others_are_not_replaced(strong, tmp_path, capfd):
     assert own.read_text() == "mine" and f"{own} exists and is not known to be" in capfd.readouterr().err
 
 
+def test_pages_of_scaling_and_of_runs_may_share_a_folder(strong, tmp_path, capfd):
+    quick_run.run(quick_run.settings(), tmp_path / "run")
+    for path in (strong, tmp_path / "run", strong):
+        assert main(["report", str(path), "--out", str(tmp_path / "report")]) == 0, capfd.readouterr().err
+    assert {"report.html", "scale.html"} <= {path.name for path in (tmp_path / "report").iterdir()}
+
+
 def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
     assert main(["report", str(strong), str(tmp_path)]) == 2
     assert "is a scaling experiment, and" in capfd.readouterr().err

@@ -84,7 +84,9 @@ def begin_page(path: Path, table: str) -> str:
         ConfigError: the page, or without one the table or figures, are not known to be from pflmpi.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    others = [path.with_name(table), *(path.parent / FIGURES).glob("[!.]*")]
+    others = [path.with_name(table)]
+    if not any(_MARK in page.read_text("utf-8", "replace") for page in path.parent.glob("*.html")):
+        others += (path.parent / FIGURES).glob("[!.]*")  # else they may be those of a page of runs or of scaling
     earlier = atomic.read_earlier(path, _MARK, others, "choose another --out")
     if not earlier:
         atomic.write(path, build_page("Not finished", "Make the page again if it stays so.", [], []).encode())
