@@ -221,7 +221,7 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
-    transform = load_transform(config.data.transform, torch.tensor(dataset.images[:2]))
+    transform = load_transform(config.data.transform, torch.tensor(dataset.images[:2]), config.training.batch_size)
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
     return experiment.with_executor(config.runtime)

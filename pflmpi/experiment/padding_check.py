@@ -14,7 +14,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.made_up_inputs import make_up_first_messages, make_up_labels
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
-from pflmpi.learning.transforms import Transform
+from pflmpi.learning.transforms import TRIED_KEYS, Transform
 from pflmpi.messages.kinds import Messages
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.rng import stream
@@ -25,7 +25,6 @@ from pflmpi.tree import Tree
 
 _REAL, _WIDTH, _WIDER = 3, 7, 9  # real samples of a batch, its width, and its width with more padding
 _ROUNDING = 1e-5  # allowed change by more padding, relative to 1 + the largest entry: float32 sums in another order
-_TRIED_KEYS = 8  # a transform may mix samples at some of them alone
 _LARGEST_RATE = 0.1  # with a larger one clients may diverge, so that nothing can be compared
 
 
@@ -85,7 +84,7 @@ def find_transform_problem(transform: Transform, images: np.ndarray) -> str:
     batch = torch.from_numpy(images[np.linspace(0, len(images) - 1, _WIDTH).astype(np.int64)])
     for function in transform.functions:
         where = f"data.transform: {function.__name__}"
-        for key in torch.arange(_TRIED_KEYS):
+        for key in TRIED_KEYS:  # it may mix samples at some of them alone
             with outside.as_config_error():
                 alone, padded = function(batch[:_REAL].clone(), key), function(batch.clone(), key)
             if beyond_rounding({"samples": alone.float()}, {"samples": padded[:_REAL].float()}):

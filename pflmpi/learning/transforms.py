@@ -18,7 +18,8 @@ from pflmpi.models.noise import derive_key, uniform
 from pflmpi.registry import Registry, accept_function
 
 Function = Callable[[Tensor, Tensor], Tensor]
-_TRIED_KEYS, _MOST_TRIED, _TRIED_BYTES = 16, 256, 2**18  # with each key so many samples, of so many bytes at most
+TRIED_KEYS = torch.arange(-8, 8) * (1 << 59) + torch.arange(16)  # of both signs and all residues, as those of a run
+_MOST_TRIED, _TRIED_BYTES = 64, 2**18  # samples with each key, and their bytes
 
 
 def horizontal_flip(x: Tensor, key: Tensor) -> Tensor:
@@ -57,14 +58,14 @@ class Transform:
         return x
 
 
-def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
-    """The transforms with these names, tried on samples [B, ...]; None without names.
+def load_transform(names: Sequence[str], samples: Tensor, batch_size: int) -> Transform | None:
+    """The transforms with these names, tried on a batch of such samples [n, ...]; None without names.
 
     Raises:
         ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
     """
     functions = [TRANSFORMS[name] for name in names]
-    num_samples = max(2, min(_MOST_TRIED, _TRIED_BYTES // samples[:1].nbytes))
+    num_samples = min(batch_size, _MOST_TRIED, max(2, _TRIED_BYTES // samples[:1].nbytes))
     batch = samples[torch.arange(num_samples) % len(samples)]
     for name, function in zip(names, functions, strict=True):
         with outside.as_config_error():
@@ -74,8 +75,9 @@ def load_transform(names: Sequence[str], samples: Tensor) -> Transform | None:
 
 def _try_function(name: str, function: Function, samples: Tensor) -> None:
     """Calls a function twice with each of some keys; raises `ConfigError` as `load_transform`."""
-    generators = global_generators.read_states(on_gpu=False)
-    for key in torch.arange(_TRIED_KEYS):
+    function(samples.clone(), TRIED_KEYS[0])  # what it makes at its first call may draw
+    is_own, generators = TRANSFORMS.reference(name) is not None, global_generators.read_states(on_gpu=False)
+    for key in TRIED_KEYS:
         once, again = (function(samples.clone(), key) for _ in range(2))  # a clone, as it may change them in place
         if not isinstance(once, Tensor) or (once.shape, once.dtype) != (samples.shape, samples.dtype):
             described = f"{once.dtype} {list(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
@@ -83,7 +85,8 @@ def _try_function(name: str, function: Function, samples: Tensor) -> None:
             raise ConfigError(
                 f"transform {name} makes {described} of samples {expected}; expected the same shape and type"
             )
-        if not torch.equal(once, again) or global_generators.read_states(on_gpu=False) != generators:
+        draws = is_own and global_generators.read_states(on_gpu=False) != generators
+        if draws or not torch.equal(once, again):
             raise ConfigError(
                 f"transform {name} makes other samples of the same samples and key; draw random numbers by "
                 "pflmpi.models.noise.uniform(key, shape) alone"

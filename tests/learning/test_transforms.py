@@ -53,6 +53,22 @@ def blanks_some(x, key):
 def blanks_rarely(x, key):
     return torch.zeros_like(x) if torch.rand(()) < 1e-6 else x
 
+PATTERNS = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
+NETWORK = []
+
+def of_a_batch(x, key):
+    return torch.where(PATTERNS[:len(x)] > 0, PATTERNS[:len(x)], x)
+
+def made_at_first(x, key):
+    if not NETWORK:
+        NETWORK.append(torch.nn.Linear(8, 8, bias=False).requires_grad_(False))
+        torch.nn.init.eye_(NETWORK[0].weight)
+    return NETWORK[0](x.float()).to(x.dtype)
+
+def seeded_by_key(x, key):
+    np.random.default_rng(int(key))
+    return x
+
 def looks_at_key(x, key):
     return x.flip(-1) if key.item() % 2 else x
 """
@@ -148,6 +164,7 @@ def test_one_of_a_file_is_run_recorded_and_hashed(own, tmp_path, capfd):
         ("{own}:blanks_some", "change.py:blanks_some .*uniform\\(key, shape\\)"),
         ("{own}:blanks_rarely", "change.py:blanks_rarely .*uniform\\(key, shape\\)"),
         ("{own}:fails", "change.py:\\d+, in fails: IndexError"),
+        ("{own}:seeded_by_key", "change.py:\\d+, in seeded_by_key: ValueError: expected non-negative"),
         ("{own}:uniform", "expected a function f\\(x, key\\)"),
         ("{own}:lost", "has no 'lost'; known: darker"),
     ],
@@ -167,6 +184,14 @@ def test_one_that_mixes_the_samples_of_a_batch_runs_in_a_loop(name, own, tmp_pat
     assert f"runtime.executor: loop): data.transform: {name} computes" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["of_a_batch", "made_at_first"])
+def test_one_that_fits_the_batches_of_the_run_or_draws_when_it_is_made_is_accepted(name, own, tmp_path):
+    raw = quick_run.settings(settings("loop", [f"{own}:{name}"]), training={"batch_size": 10})
+    plain = quick_run.settings(settings("loop", ["horizontal_flip"]), training={"batch_size": 10})
+    del plain["data"]["transform"]
+    assert quick_run.run(raw, tmp_path / "run") == quick_run.run(plain, tmp_path / "plain")
+
+
 def test_one_that_fails_in_lanes_alone_runs_in_a_loop(own, tmp_path, caplog):
     said = "data.transform: looks_at_key works client by client and fails in lanes"
     with pytest.raises(ConfigError, match=rf"{said}, at .*change.py:\d+, .*item.*'loop'") as refusal:
@@ -180,11 +205,11 @@ def test_one_that_fails_in_lanes_alone_runs_in_a_loop(own, tmp_path, caplog):
 def test_tables_have_nothing_to_crop():
     table = assemble("t", np.zeros((4, 5), np.float32), np.arange(4) % 2, np.zeros(4, bool), 2, None)
     with pytest.raises(ConfigError, match="takes images, CxHxW; the samples are 5"):
-        load_transform(["random_crop"], torch.from_numpy(table.images))
+        load_transform(["random_crop"], torch.from_numpy(table.images), 4)
 
 
 def test_keys_alone_decide(own):
-    transform = load_transform([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    transform = load_transform([f"{own}:darker"], torch.zeros(2, 1, 8, 8, dtype=torch.uint8), 4)
     images = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8)
     first, second = transform(images, torch.tensor(1)), transform(images, torch.tensor(2))
     assert not torch.equal(first, second) and torch.equal(first, transform(images, torch.tensor(1)))
@@ -192,7 +217,7 @@ def test_keys_alone_decide(own):
 
 def test_one_that_is_edited_during_a_run_stays_what_it_was(own):
     images, key = torch.full((3, 1, 8, 8), 200, dtype=torch.uint8), torch.tensor(1)
-    transform = load_transform([f"{own}:darker"], images)
+    transform = load_transform([f"{own}:darker"], images, 4)
     before = transform(images, key)
     own.write_text(OWN.replace("/ 2", "/ 3"))
     assert torch.equal(transform(images, key), before)
