@@ -48,7 +48,8 @@ def find_imported(path: Path, root: Path) -> ModuleType | None:
     """Returns the module that was imported from a file; None if there is none."""
     parts = path.relative_to(root).with_suffix("").parts
     module = sys.modules.get(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return module if getattr(module, "__file__", None) == str(path) else None
+    file = getattr(module, "__file__", None)
+    return module if file is not None and os.path.realpath(file) == os.path.realpath(path) else None
 
 
 def _is_edited(path: Path, module: ModuleType, content: bytes) -> bool:

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,11 +83,15 @@ def _assemble_source(
 
 
 def _find_root(source: bytes) -> Path:
-    """Returns the folder of the script if a source imports modules beside it, else the working directory."""
-    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    """Returns the folder of the script if a source imports modules beside it, else the working directory.
+
+    Also where that folder cannot be written.
+    """
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
     folder = script.parent
     beside = [path for path in list_imported(script, source, folder) if path.is_relative_to(folder)]
-    return folder if any(find_imported(path, folder) for path in beside) else Path()
+    is_written = os.access(folder, os.W_OK) and any(find_imported(path, folder) for path in beside)
+    return folder if is_written else Path()
 
 
 def _is_future(statement: ast.stmt) -> bool:

@@ -1,5 +1,6 @@
 """Classes in place of names: `model=Net`, also of a notebook or a script."""
 
+import os
 import sys
 from functools import partial
 from importlib import import_module, reload
@@ -124,6 +125,19 @@ def test_modules_beside_a_notebook_are_hashed_and_found_without_it(notebook, tmp
     assert outside.load(name)(0, 0) == 5.0
     (tmp_path / "beside_notebook.py").write_text("WIDTH = 6\n")
     assert outside.code_hash(name) != before and outside.load(name)(0, 0) == 6.0
+
+
+@pytest.mark.parametrize(("writable", "root"), [(True, "scripts"), (False, ".")])
+def test_classes_of_a_script_in_a_read_only_folder_lie_in_the_working_one(writable, root, notebook, tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "beside_it.py").write_text("WIDTH = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "scripts"))
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)
+    cell = "import beside_it\ndef wide_here(scores, labels):\n    return beside_it.WIDTH * 1.0\n"
+    exec(cell, notebook.__dict__)
+    notebook.In, notebook.__file__ = [*CELLS, cell], str(tmp_path / "scripts" / "script.py")
+    expected = (tmp_path / root / "pflmpi_classes").resolve()
+    assert reference("evaluation.measures", notebook.wide_here).startswith(f"{expected}/wide_here_")
 
 
 def test_a_class_of_a_script_is_one_in_a_process_that_multiprocessing_spawned(notebook, monkeypatch):
@@ -371,7 +385,8 @@ def test_a_script_whose_annotations_are_postponed_may_define_an_algorithm(tmp_pa
     assert run_folder.rounds(tmp_path / "run") == [0, 1]
 
 
-def test_modules_beside_a_script_are_found_without_it(tmp_path):
+@pytest.mark.parametrize("script_path", ["experiments/script.py", "experiments/../link.py"])
+def test_modules_beside_a_script_are_found_without_it(script_path, tmp_path):
     folder = tmp_path / "experiments"
     folder.mkdir()
     (folder / "beside_script.py").write_text("WIDTH = 5\n")
@@ -379,7 +394,8 @@ def test_modules_beside_a_script_are_found_without_it(tmp_path):
     script += f"config = pflmpi.Config(**{SMALL!r}, model='mlp', algorithm='fedavg', "
     script += "evaluation={'measures': [near]})\npflmpi.run(config, out='run', ranks=1, quiet=True)\n"
     (folder / "script.py").write_text(script)
-    done = processes.call([sys.executable, "experiments/script.py"], cwd=tmp_path)
+    (tmp_path / "link.py").symlink_to(folder / "script.py")
+    done = processes.call([sys.executable, script_path], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     resume = [sys.executable, "-m", "pflmpi", "resume", "run", "-s", "training.rounds=2"]
     resumed = processes.call(resume, cwd=tmp_path)
