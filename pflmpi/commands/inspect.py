@@ -99,14 +99,14 @@ def _choose_round(run: Path, options: argparse.Namespace) -> int:
     from pflmpi.store import verify
 
     if options.round is None:
-        newest, problems_of_newer = verify.find_newest_good(run)
+        newest, problems_of_newer = verify.find_newest_good(run, skips_unreadable=True)
         arguments.check_newest(run, newest, problems_of_newer, options.allow_older)
         return newest
     number: int = options.round
     if number not in (rounds := verify.list_rounds(run)):
         raise CheckpointError(f"{run} has no checkpoint of round {number}; it has {', '.join(map(str, rounds))}")
     if problems := verify.problems(run, number):
-        newest, _ = verify.find_newest_good(run)
+        newest, _ = verify.find_newest_good(run, skips_unreadable=True)
         raise CheckpointError(f"round {number} is damaged: {'; '.join(problems)}; round {newest} is good")
     return number
 
@@ -229,7 +229,7 @@ def _verify(run: Path, as_json: bool) -> None:
         print_json(_verification_as_json(run, len(files), num_bytes, rounds, problems))
     text = f"{len(files)} files, {format_bytes(num_bytes)}, checkpoints {format_ranges(rounds)}"
     if damaged:
-        newest, _ = verify.find_newest_good(run)
+        newest, _ = verify.find_newest_good(run, skips_unreadable=True)
         raise CheckpointError(
             f"{len(damaged)} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )

@@ -121,8 +121,11 @@ def list_rounds(run: Path) -> list[int]:
     )
 
 
-def find_newest_good(run: Path) -> tuple[int, list[str]]:
+def find_newest_good(run: Path, skips_unreadable: bool = False) -> tuple[int, list[str]]:
     """Finds the newest round without problems; returns it and the problems of the newer rounds.
+
+    Args:
+        skips_unreadable: whether a file that cannot be read is a problem like others, for those that only read.
 
     Raises:
         CheckpointError: the folder is not a run, or has no intact round.
@@ -136,13 +139,16 @@ def find_newest_good(run: Path) -> tuple[int, list[str]]:
         try:
             round_problems = problems(run, round)
         except UnreadableError as error:
+            if skips_unreadable:
+                skipped.append(str(error))
+                continue
             cure = "make it readable, or move it away, so that an older checkpoint is taken"
             raise UnreadableError(f"{error}; {cure}") from error
         if not round_problems:
             return round, skipped
         skipped += round_problems
     if rounds(run)[-1:] > present[-1:]:  # the run is going on, and has meanwhile pruned the rounds read here
-        return find_newest_good(run)
+        return find_newest_good(run, skips_unreadable)
     newest = round_path(run, present[-1])
     if not (run / SHARDS).is_dir() and not checked_hdf5.find_damage(newest) and (lone := explain_not_a_run(newest)):
         raise CheckpointError(lone)

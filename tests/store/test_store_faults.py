@@ -171,6 +171,8 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(code, world, 
     with pytest.raises(checked_hdf5.UnreadableError, match=rf"cannot be read: {os.strerror(code)}; make it readable"):
         verify.find_newest_good(world.run)
     assert len(verify.checkpoint(world.run, 1, whole=False)) == 1
+    older, problems = verify.find_newest_good(world.run, skips_unreadable=True)  # as readers do
+    assert older == 0 and "cannot be read" in problems[0]
 
 
 def test_a_run_that_goes_on_and_deletes_what_is_looked_at_is_looked_at_again(world, monkeypatch):
