@@ -5,7 +5,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,20 +95,19 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_earlier(path: Path, mark: str, others: Sequence[Path], otherwise: str) -> str:
-    """Returns the text of a file that is about to be replaced with others; "" if neither it nor one of them exists.
+def read_earlier(path: Path, mark: str, otherwise: str) -> str:
+    """Returns the text of a file that is about to be replaced; "" if there is none.
 
     Args:
         mark: a part of every text that pflmpi writes there.
         otherwise: advice for an error message.
 
     Raises:
-        ConfigError: the files are the user's own: that at `path` has no mark, or is missing while another exists.
+        ConfigError: the file is the user's own: it has another text, without the mark.
     """
     text = path.read_text("utf-8", "replace") if path.exists() else ""
-    own = None if mark in text else next(filter(Path.exists, [path, *others]), None)
-    if own:
-        raise ConfigError(f"{own} exists and is not known to be from pflmpi; {otherwise}, or move it away")
+    if text and mark not in text:
+        raise ConfigError(f"{path} exists and is not known to be from pflmpi; {otherwise}, or move it away")
     return text
 
 

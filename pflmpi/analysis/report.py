@@ -68,7 +68,7 @@ def write_report(
     groups = group_by_seed(runs)
     total += len(groups[: figures.MOST_DETAILED])
     with atomic.explain_write_error(f"the report in {out}", "choose another --out"):
-        earlier = html.begin_page(out / PAGE, _TABLE)
+        earlier = html.read_earlier_page(out / PAGE, _TABLE, ",folder,")
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
         table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
         atomic.write(out / _TABLE, format_csv(table).encode())

@@ -12,7 +12,7 @@ from pflmpi import arguments, atomic
 from pflmpi.errors import CheckpointError, show
 from pflmpi.text import printable
 
-_MARK = "\npflmpi table "  # in every Markdown file, which is written first
+_MARKS = {"md": "Published figures: ", "csv": "row,column,metric,", "tex": "% pflmpi table "}  # in every file
 _LEFT_OUT = 1  # exit code: something is missing in the table
 
 
@@ -77,7 +77,8 @@ def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     paths = [folder / f"{stem}.{kind}" for kind in texts]
     with atomic.explain_write_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
-        atomic.read_earlier(paths[0], _MARK, paths[1:], "choose another --write")
+        for path, kind in zip(paths, texts, strict=True):
+            atomic.read_earlier(path, _MARKS[kind], "choose another --write")
         for path, text in zip(paths, texts.values(), strict=True):
             atomic.write(path, text.encode())
     return paths

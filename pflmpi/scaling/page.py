@@ -36,7 +36,7 @@ def _plot_seconds(named: Mapping[str, Results]) -> Curves:
         low, high = np.array([point.spread for point in results.measured]).T
         curves.append(replace(curve, low=low, high=high))
     caption = "Median over repeats of the median round; the band is between the quartiles of all rounds."
-    return _plot_over_ranks(named, curves, "seconds_per_round", "Seconds per round", caption, "seconds per round")
+    return _plot_over_ranks(named, curves, "scaling_seconds", "Seconds per round", caption, "seconds per round")
 
 
 def _plot_speed_up(named: Mapping[str, Results]) -> Curves:
@@ -161,7 +161,7 @@ def write_page(
     extrapolations = [] if to is None else plot_extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, results in named.items() for problem in results.problems]
     with atomic.explain_write_error(f"the page in {out}", "choose another --out"):
-        earlier = html.begin_page(out / PAGE, _LATEX_TABLE)
+        earlier = html.read_earlier_page(out / PAGE, _LATEX_TABLE, r"\begin{tabular}")
         drawn = draw_figures(out, PICTURES, [*plot_figures(named), *extrapolations], FIGURES, update)
         tables = [_build_section(name, results) for name, results in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"

@@ -114,13 +114,16 @@ def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_tou
     assert not (tmp_path / "figures" / "02-local").exists()
 
 
-@pytest.mark.parametrize("own", ["report.html", "runs.csv", "figures/a.pdf"])
+@pytest.mark.parametrize("own", ["report.html", "runs.csv"])
 def test_files_that_no_report_has_written_are_neither_replaced_nor_deleted(own, runs, tmp_path, capfd):
     (tmp_path / "figures").mkdir()
     (tmp_path / own).write_text('<a href="figures/a.pdf">A</a>')
     assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 2
     assert f"{tmp_path / own} exists and is not known to be from pflmpi; choose another" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(own).name]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [own]
+    (tmp_path / own).rename(tmp_path / "figures" / "a.pdf")
+    assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "figures" / "a.pdf").exists()
 
 
 def test_a_report_that_was_interrupted_is_made_again(runs, tmp_path, monkeypatch):

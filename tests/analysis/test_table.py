@@ -450,9 +450,13 @@ def test_a_table_written_again_replaces_its_files_which_stay_whole_until_then(tm
     assert [path.stat().st_nlink for path in (tmp_path / "written").iterdir()] == [1, 1, 1], "another file each"
 
 
-@pytest.mark.parametrize("kind", ["md", "csv"])
+@pytest.mark.parametrize("kind", ["md", "csv", "tex"])
 def test_a_file_that_is_no_earlier_table_is_not_replaced(kind, tmp_path, capfd):
     words = ["table", str(table_file.write(tmp_path)), "--write", str(tmp_path)]
+    assert main(words) == 0
+    for other in {"md", "csv", "tex"} - {kind}:
+        (tmp_path / f"small.{other}").unlink()
+    assert main(words) == 0, "it is known by itself"
     (tmp_path / f"small.{kind}").write_text("mine")
     assert main(words) == 2 and (tmp_path / f"small.{kind}").read_text() == "mine"
     assert f"small.{kind} exists and is not known to be from pflmpi; choose another --write" in capfd.readouterr().err

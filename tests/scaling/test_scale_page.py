@@ -26,7 +26,7 @@ def strong(tmp_path):
 
 def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong):
     by_name = {plot.name: plot for plot in plot_figures({"strong": read_results(strong)})}
-    seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
+    seconds, speed_up, split = by_name["scaling_seconds"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves
     assert (measured.x.tolist(), measured.y.tolist()) == ([1, 2, 4], [8, 4, 2])
@@ -42,7 +42,7 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
     assert drawn.count("<svg") == 5 and "<script src" not in page and "default-src 'none'" in page
     assert "http" not in re.sub("http-equiv|http://www.w3.org/[a-z0-9/]+", "", drawn)
     assert "Old Faithful, 8 cores" in page and "class=wrong" not in page
-    for name in ("seconds_per_round", "speed_up", "split", "memory", "bytes"):
+    for name in ("scaling_seconds", "speed_up", "split", "memory", "bytes"):
         assert {path.suffix for path in (strong / "figures").glob(f"{name}.*")} == {".csv", ".png", ".svg", ".pdf"}
         assert f'href="figures/{name}.pdf"' in page
     latex = (strong / "scale.tex").read_text()
@@ -90,9 +90,12 @@ def test_what_no_checkpoint_vouches_for_is_said_below_the_tables_and_on_the_page
 
 def test_a_page_and_figures_of_others_are_not_replaced(strong, tmp_path, capfd):
     (tmp_path / "figures").mkdir()
-    (own := tmp_path / "figures" / "extrapolation.pdf").write_text("mine")
+    (figure := tmp_path / "figures" / "extrapolation.pdf").write_text("mine")
+    (own := tmp_path / "scale.tex").write_text("mine")
     assert main(["report", str(strong), "--out", str(tmp_path)]) == 2
     assert own.read_text() == "mine" and f"{own} exists and is not known to be" in capfd.readouterr().err
+    own.unlink()
+    assert main(["report", str(strong), "--out", str(tmp_path)]) == 0 and figure.read_text() == "mine"
 
 
 def test_pages_of_scaling_and_of_runs_may_share_a_folder(strong, tmp_path, capfd):

@@ -74,23 +74,18 @@ class Section:
     closed: bool = False
 
 
-def begin_page(path: Path, table: str) -> str:
-    """Returns the earlier page at a path; without one writes an unfinished page, so that the folder counts as ours.
+def read_earlier_page(path: Path, table: str, mark: str) -> str:
+    """Returns the page that is about to be replaced, with a table beside it; "" if there is none.
 
     Args:
-        table: name of a file that is written beside the page, as is the folder `FIGURES`.
+        table: name of the file of the table.
+        mark: a part of every such table.
 
     Raises:
-        ConfigError: the page, or without one the table or figures, are not known to be from pflmpi.
+        ConfigError: one of them is not known to be from pflmpi.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    others = [path.with_name(table)]
-    if not any(_MARK in page.read_text("utf-8", "replace") for page in path.parent.glob("*.html")):
-        others += (path.parent / FIGURES).glob("[!.]*")  # else they may be those of a page of runs or of scaling
-    earlier = atomic.read_earlier(path, _MARK, others, "choose another --out")
-    if not earlier:
-        atomic.write(path, build_page("Not finished", "Make the page again if it stays so.", [], []).encode())
-    return earlier
+    atomic.read_earlier(path.with_name(table), mark, "choose another --out")
+    return atomic.read_earlier(path, _MARK, "choose another --out")
 
 
 def finish_page(path: Path, page: str, earlier: str) -> None:
