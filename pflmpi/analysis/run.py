@@ -363,7 +363,7 @@ class Run:
             UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
         """
         from pflmpi.analysis.personal_module import build_personal_module
-        from pflmpi.python.fresh_process import fresh_modes
+        from pflmpi.runtime.fresh_modes import fresh_modes
 
         number = as_integer("client", client)
         with fresh_modes():  # a client may adapt by gradient steps
@@ -417,7 +417,7 @@ class Run:
         """
         from pflmpi.config.keywords import merged
         from pflmpi.experiment import fork, stored_config
-        from pflmpi.python.fresh_process import fresh_modes
+        from pflmpi.runtime.fresh_modes import fresh_modes
 
         folder, number = as_path("out", out), self.round(round).number
         changed = merged(merged(stored_config.values(self.path), self.sections), sections)

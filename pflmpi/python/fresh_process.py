@@ -4,7 +4,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils import deterministic
 
 from pflmpi.errors import ConfigError
+from pflmpi.runtime.fresh_modes import fresh_modes
 
 _run_lock = threading.RLock()  # of the thread whose run has the settings of this process; `on_round` may start a run
 
@@ -36,22 +37,6 @@ def fresh_process() -> Iterator[None]:
             yield
     finally:
         _run_lock.release()
-
-
-@contextmanager
-def fresh_modes() -> Iterator[None]:
-    """Gives this thread torch's modes of a new process: gradients, no autocast, tensors on the CPU."""
-    autocast = [(device, torch.is_autocast_enabled(device)) for device in ("cpu", "cuda")]
-    # None where it is the CPU already: in the context of a device some layers choose other kernels.
-    device = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), device:
-            for kind, _ in autocast:
-                torch.set_autocast_enabled(kind, False)
-            yield
-    finally:
-        for kind, enabled in autocast:
-            torch.set_autocast_enabled(kind, enabled)
 
 
 @contextmanager
