@@ -114,7 +114,7 @@ def micro_batches_are_the_batch(runs: Runs, tolerance: float = _ROUNDING) -> Non
     try:
         experiment = prepare(configuration.parse(raw), torch.device("cpu"))
     except ConfigError as refusal:
-        assert "training.micro_batch = 3 with" in str(refusal)
+        assert "training.micro_batch" in str(refusal)
         return
     algorithm, architecture = experiment.config.algorithm, experiment.tasks[0].architecture
     if algorithm.draws_noise or architecture.draws_noise or architecture.has_batch_norm:

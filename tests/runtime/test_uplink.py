@@ -231,7 +231,7 @@ def test_what_has_no_meaning_is_refused_by_name(algorithm, uplink, words, tmp_pa
 
 
 def test_statistics_of_batch_norm_are_refused_unless_they_stay_with_the_client(tmp_path):
-    raw = settings({"quantise": 8}, model={"name": "resnet18"})
+    raw = settings({"quantise": 8}, model={"name": "resnet18"}, training={"drop_last": True})
     with pytest.raises(ConfigError, match=r"sends stats/.* could make negative \(training.bn: local"):
         planned(raw, 1)
     planned(quick_run.settings(raw, training={"bn": "local"}), 1)
