@@ -128,7 +128,7 @@ def test_modules_beside_a_notebook_are_hashed_and_found_without_it(notebook, tmp
 
 
 @pytest.mark.parametrize(("writable", "root"), [(True, "scripts"), (False, ".")])
-def test_classes_of_a_script_in_a_read_only_folder_lie_in_the_working_one(writable, root, notebook, tmp_path, monkeypatch):
+def test_a_script_in_a_read_only_folder_has_its_classes_elsewhere(writable, root, notebook, tmp_path, monkeypatch):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "beside_it.py").write_text("WIDTH = 5\n")
     monkeypatch.syspath_prepend(str(tmp_path / "scripts"))
