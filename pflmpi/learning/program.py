@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -139,23 +138,6 @@ def _function_name(operation: OpOverload) -> str:
     return str(operation).replace(".", "_")
 
 
-class _Names:
-    """Names of tensors, which it does not keep alive; a tensor that has the address of a dead one has no name.
-
-    `WeakIdKeyDictionary` makes and compares Python objects at every look-up, of which a step has hundreds.
-    """
-
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[ref[Tensor], str]] = {}
-
-    def get(self, tensor: Tensor) -> str | None:
-        entry = self._entries.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else None
-
-    def set(self, tensor: Tensor, name: str) -> None:
-        self._entries[id(tensor)] = ref(tensor), name
-
-
 _VALUE_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LSTM = _aten.mkldnn_rnn_layer.default  # saves less when no gradient is needed, as in a replayed step
 _FRESH = {_aten.lift_fresh.default, _aten.lift_fresh_copy.default}  # of `torch.tensor(values)`
@@ -188,11 +170,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self.outside_tensor: Tensor | None = None
         self._sizes = len(batch), len(state)
-        self._names = _Names()
-        for index, tensor in enumerate(batch):
-            self._names.set(tensor, f"b{index}")
-        for index, tensor in reversed([*enumerate(state)]):  # the first index of a tensor that the state has twice
-            self._names.set(tensor, f"s{index}")
+        self._names = WeakIdKeyDictionary({tensor: f"b{index}" for index, tensor in enumerate(batch)})
+        # The first index of a tensor that the state has twice.
+        self._names.update({tensor: f"s{index}" for index, tensor in reversed([*enumerate(state)])})
         self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of the recorded views
         self._views: list[Call] = []
         self._calls: list[Call] = []
@@ -202,7 +182,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _FRESH:
-            self._names.set(result, self._add_constant(result.clone()))
+            self._names[result] = self._add_constant(result.clone())
         elif not isinstance(func, OpOverload) or _is_value_dependent(func, args) or not _has_only_tensors(result):
             self.possible = False
         elif not (func.is_view or func is _aten._unsafe_view.default) or not self._is_unchanged_view(args[0], result):
@@ -219,7 +199,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         candidate: Tensor | None = base
         while views is not result and candidate is not None:
             if _layout(candidate) == _layout(result):
-                self._names.set(result, self._name(candidate))
+                self._names[result] = self._name(candidate)
                 return True
             candidate = self._bases.get(candidate)
         self._bases.update((view, base) for view in views)
@@ -255,8 +235,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = self._names.get(tensor)
         if name is None:
             self.outside_tensor = tensor if self.outside_tensor is None else self.outside_tensor
-            self._names.set(tensor, name := self._add_constant(tensor))
-        return name
+            name = self._names[tensor] = self._add_constant(tensor)
+        return str(name)
 
     def _add_constant(self, value: Any) -> str:
         self._constants.append(value)
@@ -267,9 +247,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "_"
         name = self._names.get(value)
         if name is None:  # else it was changed in place
-            self._names.set(value, name := f"{letter}{self._num_results}")
+            name = self._names[value] = f"{letter}{self._num_results}"
             self._num_results += 1
-        return name
+        return str(name)
 
 
 def _is_value_dependent(operation: OpOverload, args: Sequence[Any]) -> bool:
