@@ -170,7 +170,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self.outside_tensor: Tensor | None = None
         self._sizes = len(batch), len(state)
-        self._names = WeakIdKeyDictionary({tensor: f"b{index}" for index, tensor in enumerate(batch)})
+        self._names: MutableMapping[Tensor, str] = WeakIdKeyDictionary()
+        self._names.update({tensor: f"b{index}" for index, tensor in enumerate(batch)})
         # The first index of a tensor that the state has twice.
         self._names.update({tensor: f"s{index}" for index, tensor in reversed([*enumerate(state)])})
         self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of the recorded views
@@ -236,7 +237,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name is None:
             self.outside_tensor = tensor if self.outside_tensor is None else self.outside_tensor
             name = self._names[tensor] = self._add_constant(tensor)
-        return str(name)
+        return name
 
     def _add_constant(self, value: Any) -> str:
         self._constants.append(value)
@@ -249,7 +250,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name is None:  # else it was changed in place
             name = self._names[value] = f"{letter}{self._num_results}"
             self._num_results += 1
-        return str(name)
+        return name
 
 
 def _is_value_dependent(operation: OpOverload, args: Sequence[Any]) -> bool:
