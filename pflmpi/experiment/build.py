@@ -205,10 +205,16 @@ def prepare(
         return experiment.with_run_weights()
 
 
-def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
+def draft(
+    config: Config,
+    federation: Federation,
+    device: torch.device,
+    gpu_models: Sequence[str] = (),
+    is_new: bool = True,
+) -> Experiment:
     """Binds the models to the data and assigns them to clients; the first half of `prepare`.
 
-    The executor is the one that suits the models; `templates` are still empty.
+    The executor is the one that suits the models; `templates` are still empty. For `is_new` see `complete`.
     """
     if config.evaluation.unseen and config.data.normalize == "pixel":
         raise ConfigError(
@@ -221,7 +227,8 @@ def draft(config: Config, federation: Federation, device: torch.device, gpu_mode
     bound = [_task(model, config, dataset, n, device) for model in config.models][:n]
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
-    transform = load_transform(config.data.transform, torch.tensor(dataset.images[:2]), config.training.batch_size)
+    first_two = torch.tensor(dataset.images[:2])
+    transform = load_transform(config.data.transform, first_two, config.training.batch_size, is_new)
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
     return experiment.with_executor(config.runtime)

@@ -169,7 +169,7 @@ def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool,
     """Builds the experiment of a configuration on the data of a run; for `is_new` see `build.complete`."""
     stored_config.find_changed_code(run, config, changed_code)
     with outside.as_config_error():
-        first = draft(config, _load_data(run, config), device)
+        first = draft(config, _load_data(run, config), device, is_new=is_new)
         return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor, is_new))
 
 

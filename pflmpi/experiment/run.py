@@ -194,7 +194,8 @@ def _prepare(config: Config, context: RankContext, resumed: Path | None, federat
                 stored_config.announce(resumed, [name for name, _ in config.output.named_trackers()])
             check_trackers(config.output)
         check_scratch(config.runtime)
-        return draft(config, federation or load_federation(config), context.device, context.gpu_models)
+        clients = federation or load_federation(config)
+        return draft(config, clients, context.device, context.gpu_models, is_new=resumed is None)
 
     def completed() -> Experiment:
         experiment = complete(first, config.runtime, executor, is_new=resumed is None)

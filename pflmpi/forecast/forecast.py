@@ -204,8 +204,8 @@ def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessM
     here = choose_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
-    first = draft(config, federation, here)
-    return complete(first, config.runtime, first.config.runtime.executor), process
+    first = draft(config, federation, here, is_new=False)  # `prepare` has tried it
+    return complete(first, config.runtime, first.config.runtime.executor, is_new=False), process
 
 
 # --- seconds: the slowest rank trains and tests, and messages cross a link one by one

@@ -58,8 +58,11 @@ class Transform:
         return x
 
 
-def load_transform(names: Sequence[str], samples: Tensor, batch_size: int) -> Transform | None:
+def load_transform(names: Sequence[str], samples: Tensor, batch_size: int, is_new: bool = True) -> Transform | None:
     """The transforms with these names, tried on a batch of such samples [n, ...]; None without names.
+
+    Args:
+        is_new: whether to try those from outside for draws of their own; those of a run that is there were tried.
 
     Raises:
         ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
@@ -69,24 +72,28 @@ def load_transform(names: Sequence[str], samples: Tensor, batch_size: int) -> Tr
     batch = samples[torch.arange(num_samples) % len(samples)]
     for name, function in zip(names, functions, strict=True):
         with outside.as_config_error():
-            _try_function(name, function, batch)
+            _call(name, function, batch, TRIED_KEYS[0])  # what it makes at its first call may draw
+            if is_new and TRANSFORMS.reference(name) is not None:
+                _check_draws(name, function, batch)
     return Transform(tuple(functions)) if names else None
 
 
-def _try_function(name: str, function: Function, samples: Tensor) -> None:
-    """Calls a function twice with each of some keys; raises `ConfigError` as `load_transform`."""
-    function(samples.clone(), TRIED_KEYS[0])  # what it makes at its first call may draw
-    is_own, generators = TRANSFORMS.reference(name) is not None, global_generators.read_states(on_gpu=False)
+def _call(name: str, function: Function, samples: Tensor, key: Tensor) -> Tensor:
+    """Calls a function, which may change samples in place; raises `ConfigError` for a wrong shape or type."""
+    changed = function(samples.clone(), key)
+    if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (samples.shape, samples.dtype):
+        described = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        expected = f"{samples.dtype} {list(samples.shape)}"
+        raise ConfigError(f"transform {name} makes {described} of samples {expected}; expected the same shape and type")
+    return changed
+
+
+def _check_draws(name: str, function: Function, samples: Tensor) -> None:
+    """Raises `ConfigError` if a function draws random numbers of its own."""
+    generators = global_generators.read_states(on_gpu=False)
     for key in TRIED_KEYS:
-        once, again = (function(samples.clone(), key) for _ in range(2))  # a clone, as it may change them in place
-        if not isinstance(once, Tensor) or (once.shape, once.dtype) != (samples.shape, samples.dtype):
-            described = f"{once.dtype} {list(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
-            expected = f"{samples.dtype} {list(samples.shape)}"
-            raise ConfigError(
-                f"transform {name} makes {described} of samples {expected}; expected the same shape and type"
-            )
-        draws = is_own and global_generators.read_states(on_gpu=False) != generators
-        if draws or not torch.equal(once, again):
+        once, again = (_call(name, function, samples, key) for _ in range(2))
+        if not torch.equal(once, again) or global_generators.read_states(on_gpu=False) != generators:
             raise ConfigError(
                 f"transform {name} makes other samples of the same samples and key; draw random numbers by "
                 "pflmpi.models.noise.uniform(key, shape) alone"

@@ -69,6 +69,11 @@ def seeded_by_key(x, key):
     np.random.default_rng(int(key))
     return x
 
+def counted(x, key):
+    with open("calls", "a") as file:
+        file.write("x")
+    return x
+
 def looks_at_key(x, key):
     return x.flip(-1) if key.item() % 2 else x
 """
@@ -190,6 +195,14 @@ def test_one_that_fits_the_batches_of_the_run_or_draws_when_it_is_made_is_accept
     plain = quick_run.settings(settings("loop", ["horizontal_flip"]), training={"batch_size": 10})
     del plain["data"]["transform"]
     assert quick_run.run(raw, tmp_path / "run") == quick_run.run(plain, tmp_path / "plain")
+
+
+def test_one_of_a_run_that_is_there_is_not_tried_again(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick_run.run(settings("loop", [f"{own}:counted"]), tmp_path / "run")
+    (tmp_path / "calls").unlink()
+    reopen(tmp_path / "run", (), torch.device("cpu"))
+    assert (tmp_path / "calls").read_text() == "x"
 
 
 def test_one_that_fails_in_lanes_alone_runs_in_a_loop(own, tmp_path, caplog):
