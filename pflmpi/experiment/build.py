@@ -22,11 +22,11 @@ from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, hold_out_clients, standardise_on_trained
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
+from pflmpi.experiment.batch_norm_check import Case, check_single_samples
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_transform_problem
 from pflmpi.experiment.run_weights import run_weights
-from pflmpi.experiment.single_samples import Trial, check_single_samples
 from pflmpi.experiment.trial_update import (
     OneStep,
     TwoSteps,
@@ -152,9 +152,9 @@ class Experiment:
             remedy += f", or training.decay_rounds well above {training.rounds}, or choose another training.schedule"
             checks.check_newcomer_rate(training, training.rounds, evaluation.unseen_updates, why, remedy)
 
-    def _fails_on_one(self, trial: Trial, round: int) -> bool:
+    def _fails_on_one(self, case: Case, round: int) -> bool:
         """Whether a client's update in a round fails with batches of one sample, and not with two."""
-        number, names = trial
+        number, names = case
         of_cohort = dataclasses.replace(self, cohort=np.array([number]))
         two, one = (partial(_trial, of_cohort, partial(TwoSteps, names=names, size=size)) for size in (2, 1))
         return can_update(two, round) and not can_update(one, round)

@@ -10,7 +10,7 @@ from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, count_samples
 
-Trial = tuple[int, tuple[str, ...]]  # a cohort, and the passes in which its clients have a batch of one sample
+Case = tuple[int, tuple[str, ...]]  # a cohort, and the passes in which its clients have a batch of one sample
 
 
 def check_single_samples(
@@ -19,7 +19,7 @@ def check_single_samples(
     cohort: np.ndarray,
     participation: Participation,
     done: int,
-    fails: Callable[[Trial, int], bool],
+    fails: Callable[[Case, int], bool],
 ) -> None:
     """Raise `ConfigError` for a client that cannot be trained after round `done`, as a batch has one sample.
 
@@ -33,8 +33,8 @@ def check_single_samples(
     training, passes = config.training, _passes(config, tasks, done + 1)
     if training.deadline is not None or config.runtime.client_errors == "skip":
         return
-    trials = _trials(tasks, cohort, participation.num_train, passes)
-    untried = np.array([len(names) > 0 for _, names in trials])
+    cases = _list_cases(tasks, cohort, participation.num_train, passes)
+    untried = np.array([len(names) > 0 for _, names in cases])
     last = training.rounds if training.stop is None else min(done + 1, training.rounds)
     for round in range(done + 1, last + 1):
         if not untried.any():
@@ -43,7 +43,7 @@ def check_single_samples(
             continue
         participants = participation.participants(round)
         while len(clients := participants[untried[participants]]):
-            number, names = trials[clients[0]]
+            number, names = cases[clients[0]]
             if fails((number, names), round):
                 raise ConfigError(
                     f"client {clients[0]} trains on a batch of one sample in round {round}, of which batch norm of "
@@ -52,7 +52,7 @@ def check_single_samples(
                     "choose another training.batch_size or training.micro_batch, or training.drop_last: true (for a "
                     "run that has begun by `pflmpi fork`), or for a module of a new run model.norm: group"
                 )
-            untried &= np.array([trial != (number, names) for trial in trials])
+            untried &= np.array([case != (number, names) for case in cases])
 
 
 def _passes(config: Config, tasks: Sequence[Task], round: int) -> list[dict[str, Pass]]:
@@ -60,12 +60,12 @@ def _passes(config: Config, tasks: Sequence[Task], round: int) -> list[dict[str,
     return [dict(config.algorithm.passes(task, round)) for task in tasks]
 
 
-def _trials(
+def _list_cases(
     tasks: Sequence[Task], cohort: np.ndarray, num_train: np.ndarray, passes: Sequence[Mapping[str, Pass]]
-) -> list[Trial]:
+) -> list[Case]:
     """What to try for each client; without passes where batch norm certainly gets no batch of one sample."""
     kinds = [*zip(cohort.tolist(), num_train.tolist(), strict=True)]
-    trials = {
+    names = {
         (number, count): tuple(
             name
             for name, length in passes[number].items()
@@ -74,4 +74,4 @@ def _trials(
         )
         for number, count in dict.fromkeys(kinds)
     }
-    return [(kind[0], trials[kind]) for kind in kinds]
+    return [(kind[0], names[kind]) for kind in kinds]
