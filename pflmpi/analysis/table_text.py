@@ -8,6 +8,7 @@ from pflmpi.analysis.table import LAST, Entry, Value, compute_mean_and_std, metr
 from pflmpi.sweep.table import SweepTable
 from pflmpi.text import format_csv, pluralize
 
+MARKS = {"md": "Published figures: ", "csv": "row,column,metric,", "tex": "% pflmpi table "}  # in every such file
 _FIGURES = {
     "best": "best round",
     "best20": "best of the last 20 rounds",

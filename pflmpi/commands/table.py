@@ -12,7 +12,6 @@ from pflmpi import arguments, atomic
 from pflmpi.errors import CheckpointError, show
 from pflmpi.text import printable
 
-_MARKS = {"md": "Published figures: ", "csv": "row,column,metric,", "tex": "% pflmpi table "}  # in every file
 _LEFT_OUT = 1  # exit code: something is missing in the table
 
 
@@ -74,11 +73,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(folder: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
     """Write a file for each text, by suffix; return their paths."""
+    from pflmpi.analysis.table_text import MARKS
+
     paths = [folder / f"{stem}.{kind}" for kind in texts]
     with atomic.explain_write_error(f"the table in {folder}", "choose another --write"):
         folder.mkdir(parents=True, exist_ok=True)
         for path, kind in zip(paths, texts, strict=True):
-            atomic.read_earlier(path, _MARKS[kind], "choose another --write")
+            atomic.read_earlier(path, MARKS[kind], "choose another --write")
         for path, text in zip(paths, texts.values(), strict=True):
             atomic.write(path, text.encode())
     return paths
