@@ -67,6 +67,12 @@ def compute_mean(values: Sequence[float] | np.ndarray) -> float:
     return math.nan if {math.inf, -math.inf} <= {*values} else statistics.fmean(values)
 
 
+def average_series(series: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    """The mean of series [n, ...] of equal length; NaN where infinities of both signs leave it open; [...]."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.mean(series, axis=0))
+
+
 def compute_deviation(values: Sequence[float]) -> float:
     """The sample standard deviation of values; NaN of fewer than two, and of values that are not finite.
 
