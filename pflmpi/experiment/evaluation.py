@@ -264,14 +264,22 @@ def _join(first: Dataset, other: Dataset) -> Dataset:
 
 
 def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
-    """Returns the samples of each trained client in other data: all of them if it does not say whose they are."""
+    """Returns the samples of each trained client in other data: all of them if it does not say whose they are.
+
+    Clients that data with names lacks have no samples.
+    """
     num_trained = division.trained.num_clients
     if other.writers is None:
         return [np.arange(len(other.labels))] * num_trained
     names, writers = _client_names(other, division), np.unique(other.writers).tolist()
-    other_names = [*other.written_clients] or [str(number) for number in range(len(writers))]
-    _refuse_others(other, "clients", names, other_names, may_lack=False, remedy=_TEST_ON_ALL)
-    return [np.flatnonzero(other.writers == writers[other_names.index(name)]) for name in names[:num_trained]]
+    named = bool(other.written_clients)
+    other_names = [*other.written_clients] if named else [str(number) for number in range(len(writers))]
+    _refuse_others(other, "clients", names, other_names, may_lack=named, remedy=_TEST_ON_ALL)
+    numbers = dict(zip(other_names, writers, strict=True))
+    samples = [np.flatnonzero(other.writers == numbers.get(name, -1)) for name in names[:num_trained]]
+    if not any(map(len, samples)):
+        raise ConfigError(f"--data {other.name} has no samples of the trained clients{_TEST_ON_ALL}")
+    return samples
 
 
 def _client_names(other: Dataset, division: Division) -> list[str]:

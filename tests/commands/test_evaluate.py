@@ -152,13 +152,16 @@ def test_clients_of_other_data_are_those_of_the_same_name(tmp_path, capfd):
     assert [line["samples"] for line in lines] == ["20", "30", "10"]
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "other.npz")]) == 2
     assert "other and the run differ in clients: only one has cat" in capfd.readouterr().err
+    np.savez(tmp_path / "one.npz", x=x[:9], y=y[:9], client=np.repeat("bob", 9))
+    lines = evaluated(tmp_path / "run", "--data", str(tmp_path / "one.npz"))
+    assert [line["samples"] for line in lines] == ["0", "9", "0"]
     raw["partition"] = {"name": "iid", "clients": 3}
     quick_run.run(raw, tmp_path / "mixed")
     assert quick_run.command(["evaluate", str(tmp_path / "mixed"), "--data", str(tmp_path / "same.npz")]) == 2
     assert "the clients of the run are not those of its own data" in capfd.readouterr().err
 
 
-def test_clients_are_called_by_the_names_in_their_data(tmp_path, capsys):
+def test_clients_are_called_by_the_names_in_their_data(tmp_path, capfd):
     names = np.array(["+ann", "-bob", "=eve", "@zoe"])  # a spreadsheet would take them for formulas
     x, y = np.random.default_rng(0).normal(size=(80, 3)), np.arange(80) % 2
     np.savez(tmp_path / "my.npz", x=x, y=y, client=np.repeat(names, 20))
@@ -173,12 +176,18 @@ def test_clients_are_called_by_the_names_in_their_data(tmp_path, capsys):
     def evaluated_names(*words):
         return [line["client_name"] for line in evaluated(tmp_path / "run", *words)]
 
-    capsys.readouterr()
+    capfd.readouterr()
     assert evaluated_names() == kept
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert all(name in shown for name in kept) and names[left_out] not in shown
     assert evaluated_names("--unseen") == [names[left_out]]
     assert evaluated_names("--unseen", "--data", str(tmp_path / "new.npz")) == ["xi", "yan"]
+    trained = np.repeat(names != names[left_out], 20)
+    np.savez(tmp_path / "trained.npz", x=x[trained], y=y[trained], client=np.repeat(kept, 20))
+    assert evaluated_names("--data", str(tmp_path / "trained.npz")) == kept
+    np.savez(tmp_path / "left.npz", x=x[~trained], y=y[~trained], client=np.repeat(names[left_out], 20))
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "left.npz")]) == 2
+    assert "--data left has no samples of the trained clients" in capfd.readouterr().err
     raw["partition"] = {"name": "iid", "clients": 4}
     quick_run.run(raw, tmp_path / "mixed")
     assert "client_name" not in evaluated(tmp_path / "mixed")[0], "no client of the run is one of the data"

@@ -78,6 +78,7 @@ REFUSED = [
     (["evaluate", "run", "-o", "no/such/file.csv"], "choose another -o"),
     (["evaluate", "run", "-o", "c.yaml"], "is there already; choose another -o, or overwrite it with --force"),
     (["evaluate", "run", "-o", "run/config.yaml", "--force"], "files of a run have such names"),
+    (["evaluate", "run", "-o", "clients.parquet"], "-o clients.parquet: unknown suffix '.parquet'; known: .csv"),
     (["evaluate", "run", "-o", "run/shards/round_00003_rank_000.h5", "--force"], "files of a run have such names"),
     # what is planned, swept, measured
     (["plan", "c.yaml", "--ranks", "0"], "--ranks 0: must be at least 1"),
