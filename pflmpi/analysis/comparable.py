@@ -197,7 +197,8 @@ def collect_decisive_options(run: Run) -> dict[str, Any]:
     code = {f"code.{key}": str(digest)[:12] for key, digest in run.recorded.get("code", {}).items()}
     files = {f"recorded.{name}": str(run.recorded.get(name))[:12] for name in _list_user_files(run)}
     fork = {_FORK: text} if (text := describe_fork(run)) else {}
-    return {**select_decisive_options(run.config), **files, **code, **fork}
+    options = add_later_defaults(by_key(run.config)).items()
+    return {**{key: value for key, value in options if _affects_results(key)}, **files, **code, **fork}
 
 
 def describe_fork(run: Run) -> str:
@@ -228,11 +229,6 @@ def _list_user_files(run: Run) -> list[str]:
     if partition.get("path") and not data.get("validation"):  # the seed chooses the validation samples
         names.append("partition")
     return names
-
-
-def select_decisive_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration that affect results, including those added by `add_later_defaults`."""
-    return {key: value for key, value in add_later_defaults(by_key(config)).items() if _affects_results(key)}
 
 
 def _affects_results(key: str) -> bool:

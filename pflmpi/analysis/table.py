@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.comparable import choose_main_measure, describe_fork, select_decisive_options
+from pflmpi.analysis.comparable import choose_main_measure
 from pflmpi.analysis.metrics import CostTo, compute_cost_to, compute_deviation, compute_mean
 from pflmpi.analysis.run import Run, read_run
 from pflmpi.config import yaml_file
@@ -187,7 +187,7 @@ def compute_entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list
         out: the folder of the sweep.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
-    seeds = {key: _mark_copies([_open_seed_run(cell, out) for cell in group]) for key, group in groups}
+    seeds = {key: [_open_seed_run(cell, out) for cell in group] for key, group in groups}
     notes = _list_data_notes(cells, [seed for of_cell in seeds.values() for seed in of_cell])
     entries = [_compute_entry(table, *key, of_cell) for key, of_cell in seeds.items()]
     return [replace(entry, notes=[*entry.notes, *notes.get((entry.row, entry.column), ())]) for entry in entries]
@@ -234,35 +234,22 @@ def _open_seed_run(cell: Cell, out: Path) -> _SeedRun:
     except CheckpointError as error:
         return _SeedRun(training.rounds, problem=str(error))
     done, last = len(lines), EarlyStop(training.stop, lines).last_round(training.rounds)
-    mismatch = _explain_mismatch(cell, out, run, done, last) if done else ""
+    mismatch = _explain_mismatch(cell, out, done, last) if done else ""
     finished = not mismatch and done == last
     return _SeedRun(training.rounds, run, done, finished, mismatch)
 
 
-def _mark_copies(runs: Sequence[_SeedRun]) -> list[_SeedRun]:
-    """Marks runs of a cell that are copies of an earlier one as mismatches."""
-    firsts: dict[str, Run] = {}  # by the id of the run
-    result = []
-    for seed in runs:
-        if seed.run and not seed.mismatch and (run_id := seed.run.recorded.get("run")):
-            first = firsts.setdefault(str(run_id), seed.run)
-            if first is not seed.run:
-                mismatch = f"it is the same run as {first.path} (recorded.run)"
-                seed = replace(seed, mismatch=mismatch, finished=False)
-        result.append(seed)
-    return result
+def find_changes(cell: Cell, out: Path) -> dict[str, tuple[Any, Any]]:
+    """The settings of a cell that have changed since a sweep wrote the configuration beside its run.
 
+    Settings that a resumed run may change, and defaults that are written or left out, make no difference, as in
+    `sweep`. Code that only the earlier configuration names is not loaded.
 
-def is_run_of_cell(cell: Cell, out: Path) -> bool:
-    """Whether the configuration that a sweep wrote for the run of a cell has the cell's settings."""
-    return cell.config(out).exists() and not _find_changes(yaml_file.read(cell.config(out)), cell.raw)
-
-
-def _find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings, fixed once a run has started, that differ: by dotted key, with both values.
-
-    Missing keys have their defaults, as in `sweep`. Code that only `before` names is not loaded.
+    Returns:
+        By dotted key, the values before and now.
     """
+    path = cell.config(out)
+    before, now = yaml_file.read(path) if path.exists() else {}, cell.raw
     files = {key: (by_key(before).get(key), by_key(now).get(key)) for key in DATA_PATHS}
     if changes := {key: paths for key, paths in files.items() if _are_other_files(*paths)}:
         return changes
@@ -290,10 +277,8 @@ def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
 
-def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, last: int) -> str:
-    """Why a run is not that of a cell; "" if it is.
-
-    Both the configuration that the sweep wrote and that of the run must have the settings of the cell.
+def _explain_mismatch(cell: Cell, out: Path, done: int, last: int) -> str:
+    """Why the run in the folder of a cell is not that of the cell; "" if it is.
 
     Args:
         done, last: completed rounds, and the one after which the run ends, also by `training.stop`.
@@ -301,51 +286,11 @@ def _explain_mismatch(cell: Cell, out: Path, run: Run, done: int, last: int) -> 
     path = cell.config(out)
     if not path.exists():
         return f"{path} is missing; put it back from a copy"
-    for key, (old, new) in _find_changes(yaml_file.read(path), cell.raw).items():
+    for key, (old, new) in find_changes(cell, out).items():
         remedy = "sweep again, which compares their content" if key in DATA_PATHS else "sweep into another --out"
         values = f"{key} = {short_repr(old)} in {path}, {short_repr(new)} in the table"
         return f"{values}; change the table back, or {remedy}"
-    if change := find_different_option(run.config, cell.raw):
-        return f"{change} in the table"
-    if fork := describe_fork(run):
-        return f"{fork} (recorded.fork)"
     return f"it has {done} rounds, and ends after {last} in the table" if done > last else ""
-
-
-def find_different_option(config: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """The first option in which a run's configuration differs from the raw one of its cell, as text; "" if none does.
-
-    Keys that the raw configuration leaves out have their defaults. Those of the algorithm, model and partition are
-    ignored then, because reading a table does not import their classes.
-
-    >>> find_different_option({"training": {"lr": 0.1}}, {"training": {"lr": 0.2}})
-    'training.lr = 0.1 in the run, 0.2'
-    """
-    model = raw.get("model")
-    raw = {**raw, "model": model[0]} if isinstance(model, list) and len(model) == 1 else raw
-    actual = select_decisive_options(config)
-    for key, value in select_decisive_options(raw).items():
-        if not (key in FREE_ON_RESUME or value in _AUTOMATIC.get(key, ()) or _matches(value, actual.get(key))):
-            return f"{key} = {short_repr(actual.get(key))} in the run, {short_repr(value)}"
-    return ""
-
-
-_AUTOMATIC: dict[str, tuple[Any, ...]] = {  # values that a run replaces when it resolves its configuration
-    "data.name": ("",),
-    "data.split": ("auto",),
-    "evaluation.measures": (None, []),
-}
-
-
-def _matches(expected: Any, value: Any) -> bool:
-    """Whether a value equals the expected one, which may leave out keys; paths match if their last parts do."""
-    if isinstance(expected, Mapping):
-        return isinstance(value, Mapping) and all(_matches(part, value.get(key)) for key, part in expected.items())
-    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
-        return len(expected) == len(value) and all(map(_matches, expected, value))
-    if isinstance(expected, str) and isinstance(value, str):
-        return Path(expected).name == Path(value).name
-    return bool(expected == value)
 
 
 def _compute_entry(table: SweepTable, row: str, column: str, seeds: Sequence[_SeedRun]) -> Entry:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError, RunError, Stopped
-from pflmpi.text import format_csv, format_decimal
+from pflmpi.text import format_csv, format_decimal, short_repr
 
 if TYPE_CHECKING:
     from pflmpi.analysis.table import Entry
@@ -117,11 +117,11 @@ def _complete(options: argparse.Namespace, file: Path, out: Path, cells: "Sequen
             configuration change; it starts anew if it is ahead and was not tested in the last round of its step. The
             cells of the final test start anew if another trial is the best now.
     """
-    from pflmpi.analysis.table import is_run_of_cell
+    from pflmpi.analysis.table import find_changes
 
     def list_left() -> "list[Cell]":
         left = [cell for cell in cells if _is_left(cell, out, not trials)]
-        return [cell for cell in left if not (trials and _has_diverged(cell, out) and is_run_of_cell(cell, out))]
+        return [cell for cell in left if not (trials and _has_diverged(cell, out) and not find_changes(cell, out))]
 
     left = list_left()
     if not left:
@@ -155,18 +155,17 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
             trial with other settings is refused unless it has diverged; it may have more rounds, from a later step,
             if it was tested in the last round of this one.
     """
-    from pflmpi.analysis.run import read_run
-    from pflmpi.analysis.table import find_different_option, is_run_of_cell
+    from pflmpi.analysis.table import find_changes
     from pflmpi.learning.early_stop import EarlyStop
     from pflmpi.store import metrics_file
 
     run, training, done = cell.run(out), cell.raw["training"], _rounds_done(cell, out)
-    change = find_different_option(read_run(run).config, cell.raw) if done else ""
-    if change or (done and not is_run_of_cell(cell, out)):
+    if done and (changes := find_changes(cell, out)):
         if tuned or _has_diverged(cell, out):
             return True
-        where = f": {change} in the trial" if change else ""
-        raise ConfigError(f"{run} was made with another configuration{where}; move it away, or choose another --out")
+        key, (old, new) = next(iter(changes.items()))
+        where = f"{key} = {short_repr(old)} in {cell.config(out)}, {short_repr(new)} in the trial"
+        raise ConfigError(f"{run} was made with another configuration: {where}; move it away, or choose another --out")
     lines = metrics_file.read(run)
     last = EarlyStop.of(training, lines).last_round(training["rounds"])
     if tuned or done <= last:

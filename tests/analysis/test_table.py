@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ import yaml
 
 import table_file
 from pflmpi.analysis.metrics import parse_columns
-from pflmpi.analysis.table import Entry, Value, compute_entries, find_different_option, pick_value
+from pflmpi.analysis.table import Entry, Value, compute_entries, pick_value
 from pflmpi.analysis.table_text import format_entries_csv, format_latex, format_markdown, format_tables, format_tabular
 from pflmpi.cli import main
-from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file, metrics_file, verify
 from pflmpi.sweep.table import list_cells, load
@@ -183,72 +181,6 @@ def test_a_default_that_is_written_or_left_out_makes_no_other_configuration(tmp_
     assert entry.state == "1 of 2 seeds, other configuration"
     why = f"training.momentum = 0.9 in {path}, 0.0 in the table; change the table back, or sweep into another --out"
     assert f"{among[0].run(tmp_path / 'out')} is left out: {why}" in entry.notes
-
-
-def test_a_run_that_was_not_made_with_the_configuration_beside_it_is_named_and_left_out(tmp_path):
-    table, among = small(tmp_path)
-    made(among[0], tmp_path / "out", [0.5, 0.6])
-    made(among[1], tmp_path / "out", [0.7, 0.8])
-    run = among[0].run(tmp_path / "out")
-    for changes, why in (
-        ({"training": {"rounds": 2, "lr": 0.5}}, "training.lr = 0.5 in the run, 0.01 in the table"),
-        ({"training": {"rounds": 2, "momentum": 0.9}}, "training.momentum = 0.9 in the run, 0.0 in the"),
-        ({"model": {"name": "mlp", "hidden": 5}}, "model.hidden = 5 in the run, 4 in the table"),
-    ):
-        config_file.write(run, dump(among[0].raw | changes))
-        entry = of(table, among, tmp_path / "out")["FedAvg"]
-        assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
-        assert any(note.startswith(f"{run} is left out: {why}") for note in entry.notes), entry.notes
-
-
-def test_a_run_copied_in_the_place_of_another_seed_is_named_and_left_out(tmp_path, capsys):
-    table, among = small(tmp_path)
-    made(among[0], tmp_path / "out", [0.5, 0.6])
-    seeds = [cell.run(tmp_path / "out") for cell in among[:2]]
-    shutil.copytree(*seeds)
-    among[1].config(tmp_path / "out").write_text(dump(among[1].raw))
-    entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Value(pytest.approx(60.0), None) and entry.finished == 1
-    assert f"{seeds[1]} is left out: seed = 0 in the run, 1 in the table" in entry.notes
-    for cell, run in zip(among, seeds, strict=False):
-        config_file.write(run, dump(cell.raw | {"recorded": {"run": "685858b8aaa0cfb8"}}))
-    entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Value(pytest.approx(60.0), None) and entry.state == "1 of 2 seeds, other configuration"
-    assert f"{seeds[1]} is left out: it is the same run as {seeds[0]} (recorded.run)" in entry.notes
-    assert main(["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out")]) == 0
-    assert "it is the same run as" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_fork_that_began_with_other_options_is_named_and_left_out(tmp_path):
-    table, among = small(tmp_path, seeds=[5])
-    made(among[0], tmp_path / "out", [0.5, 0.6])
-    run, changes = among[0].run(tmp_path / "out"), {"training.rounds": [1, 2]}
-    for state in ("", "other configuration"):
-        config_file.write(run, dump(among[0].raw | {"recorded": {"fork": {"round": 1, "changes": changes}}}))
-        entry = of(table, among, tmp_path / "out")["FedAvg"]
-        assert entry.state == state
-        changes |= {"training.lr": [0.5, 0.01]}
-    assert f"{run} is left out: training.lr was 0.5 until round 1 (recorded.fork)" in entry.notes
-
-
-def test_every_run_of_the_tables_of_papers_is_that_of_its_cell():
-    for path in sorted(Path("configs").rglob("*.yaml")):
-        if "columns" not in (raw := yaml.safe_load(path.read_text())) and "runs_of" not in raw:
-            continue
-        for cell in list_cells(load(path), [], 1)[::5]:
-            resolved = yaml.safe_load(dump(parse(cell.raw).resolved()))
-            assert find_different_option(resolved, cell.raw) == "", cell.name
-
-
-def test_what_a_configuration_leaves_to_the_run_and_where_its_files_lie_is_no_difference():
-    run = {
-        "data": {"name": "mine", "split": "given"},
-        "evaluation": {"measures": ["rmse"]},
-        "algorithm": {"name": "/there/mine.py:Mine", "parts": ["body", "head"], "weighting": "samples"},
-    }
-    raw = {"data": {"path": "mine.csv"}, "algorithm": {"name": "/here/mine.py:Mine", "parts": ("body", "head")}}
-    assert find_different_option(run, raw) == ""
-    assert find_different_option(run, raw | {"algorithm": {"parts": ["body"]}}).startswith("algorithm.parts = ")
 
 
 def test_seeds_that_unlike_code_has_made_are_shown_and_said_to_be(tmp_path, capsys):
