@@ -17,7 +17,6 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig, list_free_keys
 from pflmpi.store.checked_hdf5 import find_truncation
 from pflmpi.store.names import round_path
-from pflmpi.text import join_truncated
 
 _IRRELEVANT_SECTIONS = ("recorded", "runtime", "output", "checkpoint")  # results do not depend on them
 # Where files lie and how data is held; the contents of files are compared by their recorded hashes.
@@ -162,31 +161,20 @@ def list_compared_options(runs: Sequence[Run], columns: Collection[str] = ()) ->
 
 
 def group_by_seed(runs: Sequence[NamedRun]) -> list[SeedGroup]:
-    """Groups the runs that differ only in the seed; runs with the same seed are in different groups."""
+    """Groups the runs that differ only in the seed.
+
+    Runs with the same seed are in different groups, and so are those without a round, whose values would be in no mean.
+    """
     groups: dict[tuple[str, int], list[NamedRun]] = {}
     repeats = Counter[tuple[str, str]]()
     for named_run in runs:
         options = collect_decisive_options(named_run.run)
         seed = str(options.pop("seed", None))
-        settings = json.dumps(options, sort_keys=True, default=str)
+        has_rounds = len(named_run.run.columns["round"]) > 0
+        settings = json.dumps([options, has_rounds], sort_keys=True, default=str)
         groups.setdefault((settings, repeats[settings, seed]), []).append(named_run)
         repeats[settings, seed] += 1
     return label_groups(list(groups.values()))
-
-
-def describe_unequal_lengths(groups: Sequence[SeedGroup]) -> list[str]:
-    """For each group whose seeds have different numbers of rounds, or none yet, a line that says what is averaged."""
-    lines = [
-        f"{group.label}: its seeds have {' and '.join(map(str, group.lengths))} rounds; tables have the mean over the "
-        f"end of each, figures over rounds go {group.common_rounds}"
-        for group in groups
-        if group.common_rounds
-    ]
-    for group in groups:
-        if group.without_rounds:
-            folders = join_truncated([str(named_run.run.path) for named_run in group.without_rounds], 5)
-            lines.append(f"{group.label}: left out, because no round has ended there: {folders}")
-    return lines
 
 
 def collect_decisive_options(run: Run) -> dict[str, Any]:

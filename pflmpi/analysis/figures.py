@@ -47,10 +47,7 @@ def make_comparison_figures(runs: Sequence[NamedRun], groups: Sequence[SeedGroup
 def make_round_figures(groups: Sequence[SeedGroup]) -> Plots:
     """Bytes, seconds and load balance of each round, averaged over seeds; several groups side by side."""
     drawn, not_drawn = groups[:MOST_DETAILED], groups[MOST_DETAILED:]
-    plots_by_title = [
-        (group.title, _note_common_rounds(group, cost.plot_rounds(cost.average_columns(group), group.title)))
-        for group in drawn
-    ]
+    plots_by_title = [(group.title, cost.plot_rounds(cost.average_columns(group), group.title)) for group in drawn]
     if sum(len(group.runs) for group in groups) == 1:
         return plots_by_title[0][1]
     multiples, rest = make_multiples(plots_by_title)
@@ -61,14 +58,6 @@ def make_round_figures(groups: Sequence[SeedGroup]) -> Plots:
         for plot in plots
     ]
     return [*shared, *own]
-
-
-def _note_common_rounds(group: SeedGroup, plots: Plots) -> Plots:
-    """Adds to captions which rounds are drawn, if the seeds of the group have different numbers of rounds."""
-    if not group.common_rounds:
-        return plots
-    sentence = f" {group.common_rounds.capitalize()}."
-    return [plot if isinstance(plot, Missing) else replace(plot, caption=plot.caption + sentence) for plot in plots]
 
 
 def make_run_figures(named_run: NamedRun) -> tuple[Plots, list[str]]:

@@ -11,7 +11,6 @@ from pflmpi import atomic
 from pflmpi.analysis import figures, summary
 from pflmpi.analysis.comparable import (
     choose_main_measure,
-    describe_unequal_lengths,
     format_yaml,
     group_by_seed,
     open_comparable_runs,
@@ -101,7 +100,6 @@ def _build_sections(
     """
     measure = choose_main_measure([named_run.run for named_run in runs])
     sentences = [sentence for named_run in runs for sentence in _describe_run(named_run, runs)]
-    sentences += [f"{line}." for line in describe_unequal_lengths(groups)]
     text = " ".join([*sentences, describe_gains(runs)])
     table = build_runs_table(summary.average_seeds(runs, lines), measure.lower)
     sections = [Section("Runs", text, table, [("What the columns are", summary.describe_columns(measure))])]

@@ -97,27 +97,15 @@ class SeedGroup:
 
     Attributes:
         label: a unique name, without the number of seeds.
-        without_rounds: runs of further seeds, none of whose rounds has ended: they are in no mean.
     """
 
     runs: tuple[NamedRun, ...]
     label: str
-    without_rounds: tuple[NamedRun, ...] = ()
 
     @property
     def title(self) -> str:
         """The label, with the number of seeds if there are several."""
         return f"{self.label}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.label
-
-    @property
-    def lengths(self) -> list[int]:
-        """The distinct numbers of rounds of its runs, ascending."""
-        return sorted({len(named_run.run.columns["round"]) for named_run in self.runs})
-
-    @property
-    def common_rounds(self) -> str:
-        """A phrase that says up to which round its seeds are averaged; "" if all have the same number of rounds."""
-        return f"up to round {self.lengths[0]}, which all seeds have" if len(self.lengths) > 1 else ""
 
     @property
     def folder(self) -> Path:
@@ -127,7 +115,7 @@ class SeedGroup:
 
 def label_groups(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
     """Labels groups like runs, by the folder of a group if it contains no other run, else by that of its first run."""
-    unlabelled = [_leave_out_without_rounds(group) for group in groups]
+    unlabelled = [SeedGroup(tuple(group), "") for group in groups]
     paths = []
     for group in unlabelled:
         others = (named_run.run.path for other in unlabelled if other is not group for named_run in other.runs)
@@ -135,13 +123,6 @@ def label_groups(groups: Sequence[Sequence[NamedRun]]) -> list[SeedGroup]:
         paths.append(group.runs[0].run.path if shared or len(group.runs) == 1 else group.folder)
     labels = _make_labels([group.runs[0].run.name for group in unlabelled], paths)
     return [replace(group, label=label) for group, label in zip(unlabelled, labels, strict=True)]
-
-
-def _leave_out_without_rounds(runs: Sequence[NamedRun]) -> SeedGroup:
-    """A group without a label; runs without rounds are among its seeds only if all are."""
-    begun = tuple(named_run for named_run in runs if len(named_run.run.columns["round"]))
-    others = tuple(named_run for named_run in runs if named_run not in begun)
-    return SeedGroup(begun, "", others) if begun else SeedGroup(others, "")
 
 
 def _make_labels(algorithms: Sequence[str], folders: Sequence[Path]) -> list[str]:

@@ -88,7 +88,7 @@ def _show(
         problems: why each run cannot be compared with the first, None if it can.
         settings: of each option that differs, the text of each run.
     """
-    from pflmpi.analysis.comparable import describe_unequal_lengths, group_by_seed
+    from pflmpi.analysis.comparable import group_by_seed
     from pflmpi.analysis.summary import average_seeds, format_lines, summarize_run
     from pflmpi.terminal import console
 
@@ -113,8 +113,6 @@ def _show(
     for named_run in runs:
         for note in named_run.run.notes:
             terminal.print(f"{named_run.label}: {note}")
-    for line in describe_unequal_lengths(groups):
-        terminal.print(line)
     for other, problem in zip(runs, problems, strict=True):
         if problem:
             terminal.print(f"{other.label} has other samples or clients than {runs[0].label}: {problem}")

@@ -133,21 +133,6 @@ def test_a_fork_is_no_seed_of_what_it_was_not_from_the_start_on(runs):
     assert list_compared_options([run(0, **fork), run(0)]) == {"recorded.fork": [text, ""]}
 
 
-def test_seeds_with_unlike_numbers_of_rounds_are_said_to_have_them(tmp_path, capfd):
-    for seed in (3, 4):
-        quick_run.run(quick_run.settings(seed=seed, training={"rounds": 2}), tmp_path / "sweep" / f"seed{seed}")
-    stopped = tmp_path / "sweep" / "seed3"
-    (stopped / "round_00002.h5").unlink()
-    lines = (stopped / "metrics.csv").read_text().splitlines(keepends=True)
-    (stopped / "metrics.csv").write_text("".join(lines[:-1]))
-    note = "fedgmh: its seeds have 1 and 2 rounds; tables have the mean over the end of each"
-    assert main(["compare", str(tmp_path / "sweep")]) == 0
-    assert note in " ".join(capfd.readouterr().out.split())
-    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert note in page and page.count("p to round 1, which all seeds have") > 4
-
-
 def test_more_runs_than_fit_are_in_several_tables(runs, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["compare", *map(str, runs)]) == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pflmpi.analysis import figures
-from pflmpi.analysis.comparable import describe_unequal_lengths, group_by_seed
+from pflmpi.analysis.comparable import group_by_seed
 from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import make_multiples
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
@@ -48,41 +48,20 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     half = 12.7062 * np.array([1.0, 3.0])  # t of one degree of freedom, times the standard error of two
     assert mean.low is not None and mean.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
     assert mean.high is not None and mean.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
-    assert "their mean, with its 95 % confidence interval" in merged.caption and "up to" not in merged.caption
+    assert "their mean, with its 95 % confidence interval" in merged.caption
+    assert merged.caption.endswith(" as a band, up to the last point that all have.")
 
 
-def test_of_seeds_with_unlike_numbers_of_rounds_captions_say_up_to_which_they_are_averaged(tmp_path):
-    runs = [run(tmp_path / "x" / "0", 0), run(tmp_path / "x" / "1", 1), run(tmp_path / "y", 0, "local")]
-    for seed_run, count in zip(runs, (3, 2, 3), strict=True):
-        zeros = {name: np.zeros(count) for name in ("wire_up_bytes", "wire_down_bytes", "down_bytes", "seconds")}
-        unit_columns = {"accuracy_mean": np.ones(count), "up_bytes": np.ones(count)}
-        vars(seed_run)["columns"] = {"round": np.arange(1, 1 + count), **zeros, **unit_columns}
-        vars(seed_run)["rounds"] = []
-    groups = group_by_seed(name_runs(runs))
-    (line,) = describe_unequal_lengths(groups)
-    assert line.startswith("fedavg: its seeds have 2 and 3 rounds; tables have the mean over the end of each")
-    merged = accuracy.merge_seeds(figure(name_runs(runs), [[40, 90, 99], [42, 96], [50, 60, 70]]), name_runs(runs))
-    assert merged.caption.endswith(" as a band. fedavg: up to round 2, which all seeds have.")
-    sent, *_ = figures.make_round_figures(groups)
-    assert isinstance(sent, Multiples) and "fedavg, 2 seeds: Up to round 2, which all seeds have." in sent.caption
-    assert "local:" not in sent.caption
-
-
-def test_a_seed_without_rounds_is_in_no_mean_and_is_named(tmp_path):
+def test_a_seed_without_rounds_stands_alone_and_others_are_averaged_up_to_the_round_that_all_have(tmp_path):
     runs = [run(tmp_path / f"{seed}", seed) for seed in range(3)]
     for seed_run, count in zip(runs, (3, 2, 0), strict=True):
         vars(seed_run)["columns"] = {"round": np.arange(1, 1 + count), "seconds": np.ones(count)}
-    (group,) = group_by_seed(name_runs(runs))
-    assert group.title == "fedavg, 2 seeds" and group.common_rounds == "up to round 2, which all seeds have"
-    assert cost.average_columns(group)["seconds"].tolist() == [1, 1]
+    begun, waiting = group_by_seed(name_runs(runs))
+    assert (len(begun.runs), len(waiting.runs)) == (2, 1)
+    assert cost.average_columns(begun)["seconds"].tolist() == [1, 1]
     ends = [{"run": "fedavg", "last": value} for value in (3.0, 2.0, np.nan)]
-    (line,) = average_seeds(name_runs(runs), ends)
+    line, _ = average_seeds(name_runs(runs), ends)
     assert (line["seeds"], line["last"]) == (2, 2.5)
-    assert describe_unequal_lengths([group])[1:] == [
-        f"fedavg: left out, because no round has ended there: {tmp_path}/2"
-    ]
-    (begun,) = group_by_seed(name_runs(runs[2:]))
-    assert begun.title == "fedavg" and not begun.without_rounds
 
 
 def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):

@@ -124,8 +124,7 @@ def plot_bands(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
     title, y_label = f"{format_title(measure)} of the clients over rounds", measure.axis
     name, caption = f"{measure.name}_of_clients", f"Mean over clients. {_BAND}"
     if any(len(group.runs) > 1 for group in groups[:most]):
-        caption += " Of several seeds, mean and band are the means of theirs."
-    caption += "".join(f" {group.label}: {group.common_rounds}." for group in groups[:most] if group.common_rounds)
+        caption += " Of several seeds, mean and band are the means of theirs, up to the last round that all have."
 
     def panel(curve: Curve) -> Curves:
         return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=measure.percent)
@@ -232,14 +231,12 @@ def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Mi
         return plot
     groups = group_by_seed(runs)
     style_of = {named_run.label: style for style, group in enumerate(groups) for named_run in group.runs}
-    curves, measure, shortened = list(plot.curves), choose_measure(runs), ""
+    curves, measure = list(plot.curves), choose_measure(runs)
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
         seeds = [curve for curve in curves if curve.source in labels]
         if len(seeds) < 2 or (count := _count_common_points(seeds, plot.by_round)) is None:
             continue
-        if group.common_rounds and any(len(curve.x) > count for curve in seeds):
-            shortened += f" {group.label}: {group.common_rounds}."
         mean = _average_curves(f"{group.label}, {len(seeds)} seeds", seeds, count, plot.percent)
         if mean.mark is not None:
             mean = replace(mean, mark=None if describe_validation_choice(group.runs) else _find_best(mean.y, measure))
@@ -247,7 +244,8 @@ def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Mi
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
-    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}.{shortened}"
+    mean_of_seeds = f"their mean, {band}, up to the last point that all have"
+    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: {mean_of_seeds}."
     curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
 
