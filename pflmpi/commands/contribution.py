@@ -5,7 +5,6 @@ pflmpi contribution runs/mine --clients 2,5 --out left-out
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
@@ -14,7 +13,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.text import format_csv
 
 if TYPE_CHECKING:
-    from pflmpi.analysis.run import Fork, Run
+    from pflmpi.analysis.run import Run
 
 _COLUMNS = ("client", "others with it (%)", "others without it (%)", "contribution (points)")
 
@@ -86,36 +85,23 @@ def _read_run(options: argparse.Namespace) -> "Run":
 
 def _run_without(whole: "Run", client: int, options: argparse.Namespace) -> "Run":
     """Start or resume the run without a client, to the last round that the whole run has now."""
-    from pflmpi.analysis.run import Fork, read_run
+    from pflmpi.analysis.run import read_run
     from pflmpi.config.keywords import Config
     from pflmpi.python.run import run as start
     from pflmpi.store import config_file
 
-    folder: Path = options.out / f"without-{client}"
-    before, changes = whole.config["training"], _training_without(whole, client)
+    folder, changes = options.out / f"without-{client}", _training_without(whole, client)
     if not config_file.path(folder).exists():
         options.out.mkdir(parents=True, exist_ok=True)
         whole.fork(folder, round=options.round, training=changes)
-    forked, keys = read_run(folder), sorted(key for key, value in changes.items() if before.get(key) != value)
-    expected = Fork(str(whole.recorded["run"]), options.round, tuple(f"training.{key}" for key in keys))
-    training, rounds = forked.config["training"], changes["rounds"]
-    is_same = _read_origin(forked) == expected and {**training, **changes} == {**training, "rounds": rounds}
-    if not is_same or training["rounds"] > rounds:
-        problem = f"{folder} is no fork of {whole.path} after round {options.round} that leaves out client {client}"
-        raise ConfigError(f"{problem} and ends where that run did; choose another --out")
-    config = Config.load(folder / "config.yaml").replace(**{**whole.sections, "training": {"rounds": rounds}})
-    return start(config, out=folder, resume=True, quiet=True, ranks=options.ranks)
-
-
-def _read_origin(forked: "Run") -> "Fork | None":
-    """Where a run branched off, without the places of files and other changes that its results do not depend on."""
-    from pflmpi.runtime.config import FREE_ON_RESUME
-
-    origin = forked.forked_from
-    if origin is None:
-        return None
-    changes = [key for key in origin.changes if key.startswith("training.") or key not in FREE_ON_RESUME]
-    return replace(origin, changes=tuple(changes))
+    forked = read_run(folder)
+    origin, expected = forked.forked_from, (whole.recorded["run"], options.round)
+    is_fork = origin is not None and (origin.run, origin.round) == expected
+    if not is_fork or forked.config["training"]["rounds"] > changes["rounds"]:
+        problem = f"{folder} is no fork of {whole.path} after round {options.round} that ends where that run did"
+        raise ConfigError(f"{problem}; choose another --out")
+    config = Config.load(whole.path / "config.yaml").replace(**{**whole.sections, "training": changes})
+    return start(config, out=folder, resume=True, quiet=True, ranks=options.ranks)  # refuses other options
 
 
 def _training_without(whole: "Run", client: int) -> dict[str, Any]:
