@@ -160,14 +160,12 @@ def _parse(top: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace
 
 
 def _check(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for an argument that cannot be text or a file name."""
+    """Raise `ConfigError` for an argument that is no text, such as a file name in Latin-1."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError:
             raise ConfigError(f"the argument {word!a} is no text in UTF-8; rename the file, or type it anew") from None
-        if "\0" in word:
-            raise ConfigError(f"the argument {word!a} holds a zero byte; leave that out")
 
 
 def _check_folder() -> None:

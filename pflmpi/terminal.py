@@ -90,22 +90,9 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int) else str(value)
 
 
-def print_surely(text: str) -> None:
-    """Prints text that must not be lost: on stderr too if stdout cannot be written."""
-    text = printable(text)
-    print(text, flush=True)
-    if _failure() is not None:
-        print(text, file=sys.stderr, flush=True)
-
-
 def output_problem() -> str | None:
     """Why output was lost; None if it was not, or if the reader closed the pipe."""
     sys.stdout.flush()
-    failure = _failure()
-    return None if failure is None or failure.errno == errno.EPIPE else failure.strerror
-
-
-def _failure() -> OSError | None:
-    """The first error in writing stdout; None if there was none, or `outlive_readers` was not called."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return raw.failure if isinstance(raw, _Stream) else None
+    failure = raw.failure if isinstance(raw, _Stream) else None
+    return None if failure is None or failure.errno == errno.EPIPE else failure.strerror

