@@ -16,7 +16,6 @@ Each message says what is wrong, the value found, what is allowed, and what to d
 import contextlib
 import json
 import os
-import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -130,27 +129,16 @@ def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""])
                 "folder and make it writable, or start in another folder"
             ) from error
     elif path:
-        temporary = Path(f"{path}.{launched_rank(environ)}.{threading.get_native_id()}")
         with contextlib.suppress(OSError):
-            _replace(Path(path), temporary, f"{code}\n")
+            Path(path).write_text(f"{code}\n")
 
 
 def _write_lost(path: str) -> None:
-    with open(path, "a+") as file:  # if another rank replaces the file meanwhile, this writes to the old one
+    with open(path, "a+") as file:
         file.seek(0)
         if file.read().strip() != str(Stopped.exit_code):
             file.truncate(0)
             file.write("lost\n")
-
-
-def _replace(path: Path, temporary: Path, text: str) -> None:
-    """Replace a file that several ranks may write at once, through a temporary file of this rank."""
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError:  # on a full disk the file itself can still be overwritten
-        temporary.unlink(missing_ok=True)
-        path.write_text(text)
 
 
 def write_end(environ: Mapping[str, str]) -> None:
