@@ -88,7 +88,7 @@ def prepare(module: nn.Module, norm: str) -> None:
     The module is changed in place.
 
     Raises:
-        ConfigError: a layer would draw from the global generator of random numbers, or keeps a weight in an attribute.
+        ConfigError: a layer keeps a weight in an attribute.
     """
     number = 0
     for name, layer in list(module.named_modules()):
@@ -97,11 +97,6 @@ def prepare(module: nn.Module, norm: str) -> None:
             number += 1
         elif has_unread_counter(layer):
             layer.num_batches_tracked = None
-        elif remedy := _remedy_for_draws(layer):
-            raise ConfigError(
-                f"{name} of the module, an nn.{type(layer).__name__}, draws from the global generator of random "
-                f"numbers, so that a run could not be repeated; {remedy}"
-            )
         if any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values()):
             raise ConfigError(
                 f"{name} of the module has nn.utils.spectral_norm, which keeps its weight in an attribute; use "
@@ -135,17 +130,6 @@ def _replace(module: nn.Module, layer: nn.Module, other: nn.Module) -> None:
         for name, child in owner._modules.items():
             if child is layer:
                 owner._modules[name] = other
-
-
-def _remedy_for_draws(layer: nn.Module) -> str:
-    """Returns the remedy for a layer that draws random numbers in training; "" for other layers."""
-    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0:
-        return "set its dropout to 0; the masks of nn.Dropout around it follow from the seed"
-    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        return "choose another layer"
-    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-        return "use nn.Dropout, whose masks follow from the seed"
-    return ""
 
 
 def find_dropouts(module: nn.Module) -> dict[str, KeyedDropout]:

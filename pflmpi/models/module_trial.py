@@ -140,7 +140,8 @@ class _Trial:
             raise ConfigError(
                 f"model {self._name} draws from a global generator of random numbers in {where} so that a run could "
                 "not be repeated; use nn.Dropout, whose masks follow from the seed: with self.drop = nn.Dropout(p) "
-                "self.drop(x.new_ones(len(x), 1, 1, 1)) * x drops whole samples, as stochastic depth does"
+                "self.drop(x.new_ones(len(x), 1, 1, 1)) * x drops whole samples, as stochastic depth does; set dropout "
+                "of attention and recurrent layers to 0"
             )
         self._check_state(*before, training)
 

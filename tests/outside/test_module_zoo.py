@@ -696,20 +696,32 @@ class DroppingAttention(Base):
     def make(self) -> None:
         self.rows = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
 
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.rows(x.view(-1, 8, 8)).flatten(1))
+
 
 class DroppingRecurrent(Base):
     def make(self) -> None:
         self.rows = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.rows(x.view(-1, 8, 8))[0][:, -1]
 
 
 class DroppingChannels(Base):
     def make(self) -> None:
         self.drop = nn.Dropout1d(0.1)
 
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.drop(x.view(-1, 8, 8)).flatten(1))
+
 
 class Leaky(Base):
     def make(self) -> None:
         self.act = nn.RReLU()
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.act(self.first(x))
 
 
 class Packed(nn.Module):
@@ -868,10 +880,10 @@ REFUSED = {
     TiedHead: "again.weight and the head fc of the module are one parameter",
     DroppingInEvaluation: "drop of the module drops in evaluation, .* let train.False. of the module put every",
     DroppingMore: "model DroppingMore changes drop.p in a forward pass in training",
-    DroppingAttention: "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0",
-    DroppingRecurrent: "rows of the module, an nn.LSTM, draws from .* set its dropout to 0",
-    DroppingChannels: "drop of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow",
-    Leaky: "act of the module, an nn.RReLU, draws from .* choose another layer",
+    DroppingAttention: "draws .* in rows.self_attn, called in its forward pass, .* set dropout of attention .* to 0",
+    DroppingRecurrent: "draws .* in rows, called in its forward pass, so .* recurrent layers to 0",
+    DroppingChannels: "draws .* in drop, called in its forward pass, so .* use nn.Dropout, whose masks follow",
+    Leaky: "draws .* in act, called in its forward pass, so .* use nn.Dropout",
 }
 
 
