@@ -22,14 +22,12 @@ from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, hold_out_clients, standardise_on_trained
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
-from pflmpi.experiment.batch_norm_check import Case, check_single_samples
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
 from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_transform_problem
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.trial_update import (
     OneStep,
-    TwoSteps,
     can_update,
     check_cached_update,
     check_prediction,
@@ -146,18 +144,10 @@ class Experiment:
         training, evaluation = self.config.training, self.config.evaluation
         participation = Participation(training, self.config.seed, self.federation.num_train)
         checks.check_participation(self.config, self.tasks[0], participation, done)
-        check_single_samples(self.config, self.tasks, self.cohort, participation, done, self._fails_on_one)
         if done < training.rounds and isinstance(self.newcomer, Newcomer) and self.newcomer.trains:
             why, remedy = f"evaluation.unseen = {evaluation.unseen}", "set training.decay_floor above 0, such as 0.1"
             remedy += f", or training.decay_rounds well above {training.rounds}, or choose another training.schedule"
             checks.check_newcomer_rate(training, training.rounds, evaluation.unseen_updates, why, remedy)
-
-    def _fails_on_one(self, case: Case, round: int) -> bool:
-        """Whether a client's update in a round fails with batches of one sample, and not with two."""
-        number, names = case
-        of_cohort = dataclasses.replace(self, cohort=np.array([number]))
-        two, one = (partial(_trial, of_cohort, partial(TwoSteps, names=names, size=size)) for size in (2, 1))
-        return can_update(two, round) and not can_update(one, round)
 
     @property
     def counts(self) -> SampleCounts:
@@ -329,6 +319,7 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
+    checks.warn_of_single_samples(config, tasks, cohort, experiment.federation.num_train)
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)
@@ -348,10 +339,10 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     return experiment
 
 
-def _trial(experiment: Experiment, kind: Callable[..., OneStep] = OneStep) -> OneStep:
+def _trial(experiment: Experiment) -> OneStep:
     """Builds the executor of trial updates."""
     one_client = dataclasses.replace(experiment, division=only_largest_client(experiment.division))
-    return executor_of(one_client, kind)
+    return executor_of(one_client, OneStep)
 
 
 def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:

@@ -22,13 +22,15 @@ from pflmpi.learning.training import Pass, TrainingConfig, count_samples
 from pflmpi.learning.transforms import Transform
 from pflmpi.messages.kinds import Mean, OwnClasses, Uplink
 from pflmpi.messages.uplink_transforms import ALLOWED, UplinkConfig
+from pflmpi.models.base import Architecture
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.registry import format_unknown_name
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.counts import measure_columns
+from pflmpi.runtime.executors.lanes import train_on_zeros
 from pflmpi.runtime.progress import metric_columns
-from pflmpi.text import short_repr
+from pflmpi.text import join_truncated, short_repr
 from pflmpi.tree import Tree
 
 _DEFAULT = TrainingConfig()
@@ -384,3 +386,39 @@ def check_passes(training: TrainingConfig, passes: Mapping[str, Pass], num_train
             len(idle),
             training.batch_size,
         )
+
+
+def warn_of_single_samples(config: Config, tasks: Sequence[Task], cohort: np.ndarray, num_train: np.ndarray) -> None:
+    """Warn of clients whose last batch has one sample, if training of their model fails on it.
+
+    Args:
+        tasks: one per cohort.
+        cohort: [N] the cohort of each client.
+        num_train: [N] training samples of each client.
+    """
+    training, size, has_single = config.training, config.training.batch_size, np.zeros(len(cohort), bool)
+    if training.drop_last or config.runtime.client_errors == "skip":
+        return
+    if not any(task.architecture.has_batch_norm for task in tasks):
+        return
+    for length in training_passes(config.algorithm, tasks[0], 1).values():
+        if length.share == 1:
+            samples = [count_samples(int(count), length) for count in num_train]
+            has_single |= [count % size == 1 and training.num_steps(count, length) > count // size for count in samples]
+    for number, architecture in enumerate(task.architecture for task in tasks):
+        clients = np.flatnonzero(has_single & (cohort == number))
+        if len(clients) and architecture.has_batch_norm and _fails(architecture, 1) and not _fails(architecture, 2):
+            _log.warning(
+                "batch norm of model %s ends the run at a batch of one sample, such as the last one of %s; "
+                "training.drop_last = true leaves incomplete batches out",
+                architecture.name,
+                join_truncated([f"client {client}" for client in clients]),
+            )
+
+
+def _fails(architecture: Architecture, size: int) -> bool:
+    try:
+        train_on_zeros(architecture, size)
+    except Exception:
+        return True
+    return False

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -134,27 +134,10 @@ class OneStep(Loop):
         return tree.to(state, self.device), as_messages(tree.to(received, self.device))
 
 
-@dataclass(frozen=True)
-class TwoSteps(OneStep):
-    """As `OneStep`, but with two batches in some passes, of two samples and of `size`.
-
-    Attributes:
-        names: of these passes.
-        size: samples of their second batch.
-    """
-
-    names: tuple[str, ...] = ()
-    size: int = 2
-
-    def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
-        batches = super().order(client, round, name, length, state)
-        return [np.resize(batches[0], size) for size in (2, self.size)] if name in self.names else batches
-
-
-def can_update(trial: Callable[[], "OneStep"], round: int = 1) -> bool:
+def can_update(trial: Callable[[], "OneStep"]) -> bool:
     """Whether `client_update` computes a client alone without an error."""
     try:
-        next(trial().try_updates(round, LocalTraining(None, ())))
+        trial().try_update()
     except Exception:
         return False
     return True

@@ -33,7 +33,6 @@ class Pass:
 
 
 CONFIGURED = Pass()
-_ONE_EPOCH = Pass(epochs=1)
 
 
 class TrainingConfig(BaseModel):
@@ -158,16 +157,6 @@ class TrainingConfig(BaseModel):
             return self.steps
         per_epoch = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
         return per_epoch * (self.epochs if length.epochs is None else length.epochs)
-
-    def has_single_sample(self, samples: int, length: Pass = CONFIGURED) -> bool:
-        """Whether a minibatch or micro batch of one pass over that many samples is known to have one sample."""
-        if length.times or length.share < 1:  # which depends on the client's state, or on a draw
-            return False
-        size, steps, per_epoch = self.batch_size, self.num_steps(samples, length), self.num_steps(samples, _ONE_EPOCH)
-        sizes = [size] if min(per_epoch - 1, steps) > 0 else []
-        if 0 < per_epoch <= steps:
-            sizes.append(min(size, samples - (per_epoch - 1) * size))
-        return any((count - 1) % (self.micro_batch or size) == 0 for count in sizes)
 
 
 def round_half_up(value: float) -> int:

@@ -1,7 +1,5 @@
 """Local training: the loop, losses, class means, steps in turns, single gradients, held-out samples, noise."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -441,17 +439,6 @@ def test_drop_last_leaves_the_short_batch_out():
 def test_steps_replace_epochs():
     order = draw_batches(np.random.default_rng(0), 10, TrainingConfig(batch_size=4, steps=7))
     assert len(order) == 7 == TrainingConfig(batch_size=4, steps=7).num_steps(10)
-
-
-@pytest.mark.parametrize("length", [Pass(), Pass(epochs=2), Pass(steps=2), Pass(epochs=0)], ids=str)
-@pytest.mark.parametrize("micro_batch", [None, 1, 3, 8])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_batches_of_one_sample_are_known_before_any_is_drawn(length, micro_batch, drop_last):
-    for samples, size in itertools.product(range(14), (1, 2, 4, 5)):
-        training = TrainingConfig(batch_size=size, micro_batch=micro_batch, drop_last=drop_last)
-        batches = draw_batches(np.random.default_rng(0), samples, training, length)
-        parts = [part for batch in batches for part in np.array_split(batch, range(0, len(batch), micro_batch or 99))]
-        assert training.has_single_sample(samples, length) == (1 in map(len, parts)), (samples, size)
 
 
 def test_participants_are_distinct_and_as_many_as_said():

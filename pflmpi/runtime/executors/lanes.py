@@ -173,7 +173,7 @@ class Lanes(Executor):
             has_single = (tree.leaf(lane_pass.places, "weight").sum(-1) == 1).any(-1).numpy()
             if has_single.any():
                 with calling(self.algorithm, method, round, [int(clients[has_single][0])]):
-                    _train_on_one(task.architecture)
+                    train_on_zeros(task.architecture, 1)
 
 
 def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
@@ -194,7 +194,7 @@ def _fill(like: Tree, leaves: Iterable[Tensor]) -> Tree:
 
 
 @functools.cache
-def _train_on_one(architecture: Architecture) -> None:
-    """Train a model on one sample, to raise its error."""
+def train_on_zeros(architecture: Architecture, size: int) -> None:
+    """Calls a model in training with a batch of a size, to raise its error."""
     model: Tree = {**architecture.init(np.random.default_rng(0)), "noise": {"key": torch.tensor(0)}}
-    architecture.features(model, torch.zeros(1, *architecture.shape), training=True)
+    architecture.features(model, torch.zeros(size, *architecture.shape), training=True)
