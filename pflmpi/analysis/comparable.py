@@ -15,8 +15,6 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig, list_free_keys
-from pflmpi.store.checked_hdf5 import find_truncation
-from pflmpi.store.names import round_path
 
 _IRRELEVANT_SECTIONS = ("recorded", "runtime", "output", "checkpoint")  # results do not depend on them
 # Where files lie and how data is held; the contents of files are compared by their recorded hashes.
@@ -26,7 +24,7 @@ _IRRELEVANT_OPTIONS = ("data.root", "data.download", "data.path", "data.resident
 def open_comparable_runs(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
     """Opens the runs that can be compared with the first readable one.
 
-    A run with damaged checkpoints is returned; these are among the problems.
+    A run of which a file that a report shows is damaged is left out.
 
     Args:
         paths: folders of runs; duplicates are ignored.
@@ -40,14 +38,13 @@ def open_comparable_runs(paths: Sequence[Path], step: Callable[[], None]) -> tup
     for path in {path.resolve(): path for path in paths}.values():
         try:
             run = read_run(path)
-            run.columns  # noqa: B018  raises if metrics are damaged
+            check_shown(run)
         except CheckpointError as error:
             problems.append(str(error))
         else:
             reason = why_incomparable(runs[0], run) if runs else None
             if reason is None:
                 runs.append(run)
-                problems += find_damage(run)
             else:
                 problems.append(f"{path} cannot be compared with {runs[0].path}: {reason}; report it by itself")
         step()
@@ -86,29 +83,14 @@ def why_incomparable(first: Run, other: Run) -> str | None:
     return _format_hash_difference("partition", a, b)
 
 
-def find_damage(run: Run) -> list[str]:
-    """What a report leaves out of a run and why: damaged or foreign checkpoints, unreadable metrics or partition.
+def check_shown(run: Run) -> None:
+    """Raises `CheckpointError` if something is damaged that a report shows of a run; a round pruned meanwhile is not.
 
-    A round that the run prunes meanwhile is no damage.
+    Missing shards are named by the figures that need them.
     """
-    paths = {number: round_path(run.path, number) for number in run.rounds}
-    found = [(number, problem) for number, path in paths.items() if (problem := find_truncation(path))]
-    unreadable = []
+    run.counts, run.notes  # noqa: B018
     for number in pick_evenly_spaced(run.rounds):
-        if problems := [problem for path, problem in run.problems(number).items() if path.exists()]:
-            found += [(number, problem) for problem in problems]
-        elif isinstance(metric := run.metric_or_problem(run.main_measure.of_clients, number), str):
-            unreadable.append(f"{metric}; these values of clients are left out")
-    if not found and (rounds := run.rounds):
-        found += [(rounds[-1], problem) for problem in run.problems(rounds[-1]).values()]  # also missing shards
-    present = run.rounds
-    damaged = [problem for number, problem in found if number in present]
-    left_out = [f"{problem}; its round is left out" for problem in dict.fromkeys(damaged)] + unreadable
-    try:
-        run.counts  # noqa: B018  raises if partition.csv is not the run's
-    except CheckpointError as error:
-        left_out.append(f"{error}; its partition is left out")
-    return left_out
+        run.metric(run.main_measure.of_clients, number)
 
 
 def _format_differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:

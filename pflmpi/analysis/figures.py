@@ -98,10 +98,10 @@ def _make_figures(run: Run, make: Callable[[Sequence[Checkpoint]], Plots], check
 
 
 def _open_intact_checkpoints(run: Run) -> list[Checkpoint]:
-    """Some evenly spaced checkpoints of a run, ascending, without damaged ones."""
+    """Some evenly spaced checkpoints of a run, ascending, without those that it has pruned meanwhile."""
     checkpoints = []
     for number in pick_evenly_spaced(run.rounds):
-        with suppress(CheckpointError):  # `comparable.find_damage` reports them
+        with suppress(CheckpointError):  # `comparable.check_shown` raises if it is damage
             checkpoints.append(run.round(number))
     return checkpoints
 

@@ -52,21 +52,6 @@ class Fork:
 
 
 @dataclass(frozen=True, eq=False)
-class NewestMetric:
-    """The newest stored value of a metric; see `Run.newest_metric`.
-
-    Attributes:
-        values: None if no checkpoint has any.
-        round: round of the checkpoint; None if no checkpoint has any.
-        problems: why newer checkpoints could not be read.
-    """
-
-    values: np.ndarray | None
-    round: int | None
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class Run:
     """A run, finished or in progress; its folder may be a copy. Made by `open_run`.
 
@@ -87,7 +72,7 @@ class Run:
     config_notes: tuple[str, ...] = ()
     shown_path: str = ""
     sections: Mapping[str, Any] = field(default_factory=dict)
-    _metrics: dict[tuple[str, int], np.ndarray | str | None] = field(default_factory=dict, init=False)
+    _metrics: dict[tuple[str, int], np.ndarray | None] = field(default_factory=dict, init=False)
     _intact: set[int] = field(default_factory=set, init=False)  # rounds whose files were all intact
     _experiments: dict[bool, "Experiment"] = field(default_factory=dict, init=False)  # by whether code may have changed
 
@@ -148,17 +133,13 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings for readers of the results, one line each.
-
-        These are the `text_notes`, unreadable checkpoints, and a note if the newest values of clients are from an older
-        round than the newest metrics.
-        """
+        """The `text_notes`, and a note if the newest values of clients are from an older round than the metrics."""
         measure = self.main_measure
-        newest = self.newest_metric(measure.of_clients)
+        values, number = self.newest_metric(measure.of_clients)
         evaluated = self.columns["round"][~np.isnan(self.columns.get(measure.column, np.nan))]
-        notes = [*self.text_notes, *newest.problems]
-        if newest.values is not None and len(evaluated) and newest.round != evaluated[-1]:
-            notes.append(f"values of clients are those of round {newest.round}")
+        notes = self.text_notes
+        if values is not None and len(evaluated) and number != evaluated[-1]:
+            notes.append(f"values of clients are those of round {number}")
         return notes
 
     @cached_property
@@ -184,40 +165,29 @@ class Run:
         """Whether any round has a value of a measure."""
         return not np.isnan(self.columns.get(measure.column, np.nan)).all()
 
-    def of_clients(self, measure: MainMeasure, number: int) -> np.ndarray | None:
-        """A measure [N] of the clients after a round; None if the checkpoint lacks it or cannot be read."""
-        values = self.metric_or_problem(measure.of_clients, number)
-        return None if isinstance(values, str) else values
-
-    def metric_or_problem(self, name: str, number: int) -> np.ndarray | str | None:
-        """A metric of a checkpoint: None if it has no value or is gone, a text if it cannot be read. Cached."""
+    def metric(self, name: str, number: int) -> np.ndarray | None:
+        """A metric of a checkpoint; None if it has no value or is gone. Cached."""
         if (name, number) not in self._metrics:
             try:
                 values = self.round(number).metric(name)
-                self._metrics[name, number] = None if values is None or np.isnan(values).all() else values
-            except CheckpointError as error:
-                if number not in self.rounds:  # pruned since rounds were listed
-                    return None
-                self._metrics[name, number] = str(error)
+            except CheckpointError:
+                if number in self.rounds:
+                    raise
+                return None  # pruned since rounds were listed
+            self._metrics[name, number] = None if values is None or np.isnan(values).all() else values
         return self._metrics[name, number]
 
-    def newest_metric(self, name: str) -> "NewestMetric":
-        """A metric from the newest readable checkpoint that has a value of it."""
-        problems = []
-        for number in reversed(self.rounds):
-            values = self.metric_or_problem(name, number)
-            if isinstance(values, str):
-                problems.append(values)
-            elif values is not None:
-                return NewestMetric(values, number, tuple(problems))
-        return NewestMetric(None, None, tuple(problems))
+    def newest_metric(self, name: str) -> tuple[np.ndarray | None, int | None]:
+        """A metric from the newest checkpoint that has a value of it, and its round; None if none has."""
+        by_round = ((self.metric(name, number), number) for number in reversed(self.rounds))
+        return next((pair for pair in by_round if pair[0] is not None), (None, None))
 
     def final(self, measure: MainMeasure) -> np.ndarray | None:
-        """A measure [N] from the newest readable checkpoint that has it; NaN for clients without test samples.
+        """A measure [N] from the newest checkpoint that has it; NaN for clients without test samples.
 
         If that checkpoint is older than the newest metrics, `notes` says so.
         """
-        return self.newest_metric(measure.of_clients).values
+        return self.newest_metric(measure.of_clients)[0]
 
     @property
     def figures(self) -> Any:

@@ -268,7 +268,7 @@ def test_many_runs_in_python_are_verified_too(runs, run):
         open_runs([runs[1], run]).frame()
 
 
-def test_a_partition_that_is_not_the_runs_is_said_and_left_out(runs, run, capfd):
+def test_a_run_whose_partition_is_not_its_own_is_not_reported(runs, run, capfd):
     shutil.copy(runs[1] / "partition.csv", run)
-    assert main(["report", str(run), "--out", str(run.parent / "report")]) == 1
+    assert main(["report", str(run), "--out", str(run.parent / "report")]) == 2
     assert "partition.csv is not as it was written" in capfd.readouterr().err

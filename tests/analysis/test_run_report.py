@@ -19,8 +19,8 @@ import pytest
 
 import pflmpi
 import quick_run
-from pflmpi.analysis import comparable, report
-from pflmpi.analysis.comparable import find_damage
+from pflmpi.analysis import report
+from pflmpi.analysis.comparable import check_shown
 from pflmpi.analysis.drawing.charts import COLOURS, INK
 from pflmpi.analysis.drawing.html import PageFigure, Section, build_page, draw_figures
 from pflmpi.analysis.drawing.rendering import ON_DARK
@@ -31,6 +31,7 @@ from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import diagnostics, similarity
 from pflmpi.analysis.series.accuracy import read_main_by_round
 from pflmpi.cli import main
+from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file, job_file, metrics_file, verify
 from pflmpi.store.job_file import End, Start
 from pflmpi.store.names import round_path
@@ -316,27 +317,36 @@ def test_a_damaged_run_is_named_and_the_rest_reported(damage, message, runs, tmp
     assert message in capfd.readouterr().err and message in text and text.count("<figure ") >= 12
 
 
-@pytest.mark.parametrize("damage", [no_shards, cut_checkpoint])
-def test_of_a_damaged_run_alone_the_rest_is_reported(damage, runs, tmp_path, capfd):
+def test_of_a_run_without_its_shards_the_rest_is_reported(runs, tmp_path, capfd):
     run = shutil.copytree(runs / "gmh", tmp_path / "run")
-    damage(run)
+    no_shards(run)
     assert main(["report", str(run), "--out", str(tmp_path)]) == 1
-    assert "its round is left out" in capfd.readouterr().err
+    assert "h5 is missing" in capfd.readouterr().err
     assert (tmp_path / "figures" / "client_accuracy.csv").exists()
 
 
 @pytest.mark.parametrize("damage", [changed_accuracy, cut_checkpoint])
-def test_values_of_clients_from_an_older_checkpoint_are_said_to_be(damage, runs, tmp_path, capfd):
+def test_a_run_whose_newest_checkpoint_is_damaged_is_not_shown(damage, runs, tmp_path, capfd):
+    path = Path(shutil.copytree(runs / "gmh", tmp_path / "run"))
+    damage(path)
+    run, message = open_run(path), "round_00003.h5 is damaged"
+    with pytest.raises(CheckpointError, match=message):
+        run.final(run.main_measure)
+    for words in (["compare", str(path), str(runs / "local")], ["report", str(path), "--out", str(tmp_path / "out")]):
+        assert main(words) == 2 and message in capfd.readouterr().err
+
+
+def test_values_of_clients_from_an_older_checkpoint_are_said_to_be(runs, tmp_path, capfd):
     path = Path(shutil.copytree(runs / "gmh", tmp_path / "run"))
     assert open_run(path).notes == []
-    damage(path)
+    (path / "round_00003.h5").unlink()
     run, note = open_run(path), "values of clients are those of round 2"
     values = run.final(run.main_measure)
     assert values is not None and values.tolist() == run.round(2).metrics["accuracy"].tolist()
-    assert run.notes[-1] == note and "round_00003.h5 is damaged" in run.notes[-2]
+    assert run.notes[-1] == note
     assert main(["compare", str(path), str(runs / "local")]) == 0
     assert f"fedgmh: {note}" in " ".join(capfd.readouterr().out.split())
-    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["report", str(path), "--out", str(tmp_path / "out")]) == 0
     assert f"fedgmh: {note}." in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -465,7 +475,7 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
     monkeypatch.setattr(checked_hdf5, "read_dataset", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for opened in among:
-        assert find_damage(opened) == []
+        check_shown(opened)
         assert read_main_by_round(opened, opened.main_measure) and make_run_figures(name_runs([opened])[0])
     assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read
@@ -473,7 +483,7 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(r
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(comparable, "find_truncation"), (Run, "round"), (diagnostics, "plot_diagnostics"), (similarity, "plot_cosines")],
+    [(Run, "metric"), (Run, "round"), (diagnostics, "plot_diagnostics"), (similarity, "plot_cosines")],
 )
 def test_a_round_that_is_pruned_while_a_report_is_made_is_no_damage(place, name, runs, tmp_path, monkeypatch):
     """It is listed, and gone when it is read, as in a run that is being written."""
@@ -485,7 +495,7 @@ def test_a_round_that_is_pruned_while_a_report_is_made_is_no_damage(place, name,
         return read(*args, **options)
 
     monkeypatch.setattr(place, name, prune_and_read)
-    assert find_damage(run) == []
+    check_shown(run)
     plots, problems = make_run_figures(name_runs([run])[0])
     assert problems == [] and not any(isinstance(plot, Missing) and "is missing" in plot.why for plot in plots)
     assert run.rounds == later_rounds

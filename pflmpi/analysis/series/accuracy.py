@@ -195,8 +195,8 @@ def _list_configured_measures(runs: Sequence[NamedRun]) -> dict[str, tuple[str, 
 
 
 def read_main_by_round(run: Run, measure: MainMeasure) -> dict[int, np.ndarray]:
-    """A measure [N] of the clients by round, for some evenly spaced rounds with an intact checkpoint that has it."""
-    by_round = {number: run.of_clients(measure, number) for number in pick_evenly_spaced(run.rounds)}
+    """A measure [N] of the clients by round, for some evenly spaced rounds with a checkpoint that has it."""
+    by_round = {number: run.metric(measure.of_clients, number) for number in pick_evenly_spaced(run.rounds)}
     return {number: values for number, values in by_round.items() if values is not None}
 
 

@@ -55,7 +55,7 @@ def plot_class_accuracy(runs: Sequence[NamedRun]) -> list[Curves]:
     accuracies = [
         (named_run, accuracy)
         for named_run in runs
-        if (accuracy := named_run.run.newest_metric("class_accuracy").values) is not None
+        if (accuracy := named_run.run.newest_metric("class_accuracy")[0]) is not None
     ]
     if not accuracies:
         return []

@@ -16,14 +16,6 @@ _TITLE = "The partition"
 _SIDES = ("training samples", "test samples", "validation samples")
 
 
-def read_counts(run: Run) -> SampleCounts | None:
-    """Number of samples of each client and class; None if the run did not record them, or the file is damaged."""
-    try:
-        return run.counts
-    except CheckpointError:
-        return None
-
-
 def read_class_names(run: Run, count: int) -> list[str]:
     """The names of the classes in the newest checkpoint; their numbers if it has no such names."""
     try:
@@ -37,7 +29,7 @@ def group_by_partition(runs: Sequence[NamedRun]) -> list[tuple[SampleCounts | No
     """Groups runs by their samples of each class on each client; these are None for runs that did not record them."""
     groups: dict[tuple[object, ...], tuple[SampleCounts | None, list[NamedRun]]] = {}
     for named_run in runs:
-        counts = read_counts(named_run.run)
+        counts = named_run.run.counts
         key = (counts.train.shape, *(side.tobytes() for side in counts.sides.values())) if counts else ()
         groups.setdefault(key, (counts, []))[1].append(named_run)
     return list(groups.values())
@@ -65,11 +57,7 @@ def plot_partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Miss
 
 def plot_partition(run: Run) -> Matrices | Missing:
     """Training, test and validation samples of each client (rows) and class (columns)."""
-    try:
-        counts = run.counts
-    except CheckpointError as error:
-        return Missing(_TITLE, str(error))
-    if counts is None:
+    if (counts := run.counts) is None:
         return Missing(_TITLE, f"{run.path} has no partition.csv; `pflmpi data CONFIG` draws it from the configuration")
     clients, classes = counts.train.shape
     names = read_class_names(run, classes)
@@ -90,10 +78,10 @@ def plot_partition(run: Run) -> Matrices | Missing:
 def sort_by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
     """Sorts the clients of a figure of pairs of clients by their main class.
 
-    Other figures, and those of a run without a readable partition, are returned unchanged. In a figure of choices,
+    Other figures, and those of a run without a recorded partition, are returned unchanged. In a figure of choices,
     clients with a single class are left out: they have nothing to tell apart, so ties decide what they choose.
     """
-    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := read_counts(run)) is None:
+    if not isinstance(plot, Matrices) or plot.row_label != plot.column_label or (counts := run.counts) is None:
         return plot
     main_class, num_classes = counts.train.argmax(1), (counts.train > 0).sum(1)
     left_out = [str(client) for client in plot.panels[0].rows if plot.choices and num_classes[client] == 1]
