@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def _build_sections(
             sections.append(Section(title, figures=draw(plots, FIGURES), closed=index > 0))
     if client_figures := draw(plot_single_clients(firsts, details), FIGURES):
         sections.append(Section("Single clients", figures=client_figures, kind="client", closed=True))
-    sections += _build_run_sections(groups, rest, draw, len(runs) > 1)
+    sections += _build_run_sections(groups, rest, draw)
     return [*sections, Section("Settings of the runs", table=build_settings_table(runs), closed=True)]
 
 
@@ -119,9 +118,8 @@ def _build_run_sections(
     groups: Sequence[SeedGroup],
     plots_of_groups: Sequence[Plots],
     draw: Callable[[Plots, str], list[PageFigure | Missing]],
-    several: bool,
 ) -> list[Section]:
-    """A section for the first run of each group; of `several` runs what is missing is one section."""
+    """A section for the first run of each of the first groups, and one that names the other groups."""
     sections = []
     for number, (group, plots) in enumerate(zip(groups, plots_of_groups, strict=False), 1):
         named_run, seeds = group.runs[0], len(group.runs)
@@ -131,28 +129,10 @@ def _build_run_sections(
             text += f", the first of {seeds} that differ in the seed alone"
         drawn = draw(plots, f"{FIGURES}/{number:02d}-{name}")
         sections.append(Section(named_run.label, text, figures=drawn, closed=True))
-    missing, without_missing = _split_missing(sections)
-    if several and missing:
-        sections = [section for section in without_missing if section.figures]
-        sections.append(Section("Not shown of single runs", missing))
     if others := ", ".join(group.title for group in groups[figures.MOST_DETAILED :]):
         text = f"Only the first {figures.MOST_DETAILED} runs are shown one by one; report the others by themselves"
         sections.append(Section("Other runs", f"{text}: {others}."))
     return sections
-
-
-def _split_missing(sections: Sequence[Section]) -> tuple[str, list[Section]]:
-    """Describes the missing figures of sections in one text, grouped by reason; and the sections without them."""
-    labels_by_figure: dict[tuple[str, str], list[str]] = {}  # (title, reason) -> titles of sections
-    without_missing = []
-    for section in sections:
-        for figure in section.figures:
-            if isinstance(figure, Missing):
-                labels_by_figure.setdefault((figure.title, figure.why), []).append(section.title)
-        drawn = [figure for figure in section.figures if not isinstance(figure, Missing)]
-        without_missing.append(replace(section, figures=drawn))
-    texts = [f"{title}: {', '.join(labels)} ({why})" for (title, why), labels in labels_by_figure.items()]
-    return "; ".join(texts) + "." * bool(texts), without_missing
 
 
 def _describe_run(named_run: NamedRun, runs: Sequence[NamedRun]) -> Iterator[str]:

@@ -8,10 +8,8 @@ import pytest
 
 from pflmpi.analysis import figures
 from pflmpi.analysis.comparable import group_by_seed
-from pflmpi.analysis.drawing.html import Section
 from pflmpi.analysis.figures import make_multiples
 from pflmpi.analysis.plots import Cloud, Curve, Curves, Matrices, Missing, Multiples, Panel
-from pflmpi.analysis.report import _split_missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost, diagnostics
@@ -195,17 +193,6 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
     first, second = (part for _, part in together[0].parts)
     assert isinstance(first, Curves) and isinstance(second, Curves)
     assert [curve.style for curve in first.curves] == [0, 1] and second.curves[0].style == 1, "head, in both"
-
-
-def test_what_single_runs_lack_is_said_in_one_line():
-    sections = [
-        Section("a", figures=[Missing("CKA", "not probed"), Missing("Bytes", "a sends nothing")]),
-        Section("b", figures=[Missing("CKA", "not probed")]),
-        Section("c", figures=[Missing("CKA", "all the same")]),
-    ]
-    text, without = _split_missing(sections)
-    assert text == "CKA: a, b (not probed); Bytes: a (a sends nothing); CKA: c (all the same)."
-    assert not without[0].figures and _split_missing(without)[0] == ""
 
 
 def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path):
