@@ -32,7 +32,10 @@ _EXIT_CODES = (
     "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
     "limit, resume it; 130 interrupted (Ctrl-C), resume it from the newest checkpoint"
 )
-_MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
+_MAY_BE_MISSING = {  # library -> what to do without it
+    **dict.fromkeys(("torch", "torchvision", "pydantic"), "report, inspect and export do without torch"),
+    **dict.fromkeys(("pandas", "pyarrow"), "`pip install 'pflmpi[analysis]'` brings it"),
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -180,7 +183,7 @@ def _explain(error: Exception, command: str) -> Exception:
     """Turn an error that the user can do something about into one that says so; return others unchanged."""
     if isinstance(error, ModuleNotFoundError) and error.name in _MAY_BE_MISSING:
         problem = f"{command} needs {error.name}, which is not installed"
-        return UserError(f"{problem}; report, inspect and export do without torch")
+        return UserError(f"{problem}; {_MAY_BE_MISSING[error.name]}")
     if isinstance(error, MemoryError):
         problem = f"{command} needs more memory than this process may have ({first_line(error)})"
         return RunError(f"{problem}; allow it more (ulimit -v, --mem of a job), or give it less to do")

@@ -17,7 +17,7 @@ from pflmpi.analysis.clients_table import build_client_columns
 from pflmpi.analysis.metrics import CostTo, compute_cost_to, parse_columns
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
-from pflmpi.errors import CheckpointError, UserError
+from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.main_measure import MainMeasure, main_measure
 from pflmpi.store import run_folder, verify
@@ -210,13 +210,10 @@ class Run:
         return np.rec.fromarrays(list(self.columns.values()), kinds)
 
     def frame(self) -> "pandas.DataFrame":
-        """`columns` as a pandas.DataFrame, a line for each round.
+        """`columns` as a pandas.DataFrame, a line for each round."""
+        import pandas
 
-        Raises:
-            UserError: pandas is not installed; metrics are damaged.
-        """
-        frame: pandas.DataFrame = import_extra("pandas", "frame()", "pandas").DataFrame(dict(self.columns))
-        return frame
+        return pandas.DataFrame(dict(self.columns))
 
     def clients_table(self, rounds: Iterable[int] | None = None) -> "pandas.DataFrame":
         """A line for each client and round that has a checkpoint; NaN where a client has no value.
@@ -231,13 +228,13 @@ class Run:
             rounds: None for all.
 
         Raises:
-            UserError: pandas is not installed; there is no such round; a file is damaged.
+            UserError: there is no such round; a file is damaged.
         """
-        pd = import_extra("pandas", "clients_table()", "pandas")
+        import pandas
+
         numbers = self._checkpoint_rounds(rounds)
-        frames = [pd.DataFrame(build_client_columns(self.round(number))) for number in numbers]
-        table: pandas.DataFrame = pd.concat(frames, ignore_index=True)
-        return table
+        frames = [pandas.DataFrame(build_client_columns(self.round(number))) for number in numbers]
+        return pandas.concat(frames, ignore_index=True)
 
     def to_xarray(
         self, rounds: Iterable[int] | None = None, leaves: str | Iterable[str] | None = None
@@ -256,13 +253,13 @@ class Run:
             leaves: paths, such as "model/head/weight"; None for all.
 
         Raises:
-            UserError: xarray is not installed; there is no such round or leaf. When values are read: a file is damaged,
-                or a leaf has another shape than in the first round.
+            UserError: there is no such round or leaf. When values are read: a file is damaged, or a leaf has another
+                shape than in the first round.
         """
-        lazy_arrays = import_extra("pflmpi.analysis.lazy_arrays", "to_xarray()", "xarray")
+        from pflmpi.analysis import lazy_arrays  # imports xarray
+
         paths = [leaves] if isinstance(leaves, str) else leaves
-        arrays: xarray.Dataset = lazy_arrays.open_dataset(self.round, self._checkpoint_rounds(rounds), paths)
-        return arrays
+        return lazy_arrays.open_dataset(self.round, self._checkpoint_rounds(rounds), paths)
 
     def _checkpoint_rounds(self, rounds: Iterable[int] | None) -> list[int]:
         """The requested rounds, None for all; raises `CheckpointError` for one without a checkpoint."""
@@ -447,20 +444,3 @@ def read_run(path: str | PathLike[str]) -> Run:
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return Run(folder, config, short_name(str(name or folder.name)), tuple(notes), str(folder))
-
-
-def import_extra(module: str, what: str, library: str) -> Any:
-    """Imports a module that needs a library of the extra `analysis`.
-
-    Args:
-        what: what needs it, for the error message.
-
-    Raises:
-        UserError: the library is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"{what} needs {library}, which is not installed ({error}); `pip install 'pflmpi[analysis]'` brings it"
-        ) from error

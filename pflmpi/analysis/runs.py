@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from pflmpi.analysis.comparable import collect_decisive_options
-from pflmpi.analysis.run import Run, import_extra, open_run
+from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError
 from pflmpi.machine import expand_path
@@ -36,7 +36,6 @@ class Runs(tuple[Run, ...]):
         results and differs between the runs, and then those of metrics.csv.
 
         Raises:
-            UserError: pandas is not installed.
             CheckpointError: a metrics file is damaged.
         """
         return self._concat([run.frame() for run in self])
@@ -48,10 +47,11 @@ class Runs(tuple[Run, ...]):
         no line.
 
         Raises:
-            UserError: pandas is not installed; a file is damaged.
+            CheckpointError: a file is damaged.
         """
-        pd = import_extra("pandas", "clients_table()", "pandas")
-        return self._concat([run.clients_table() if run.rounds else pd.DataFrame() for run in self])
+        import pandas
+
+        return self._concat([run.clients_table() if run.rounds else pandas.DataFrame() for run in self])
 
     def _concat(self, tables: Sequence[Any]) -> Any:
         """Joins a table of each run into one, with the folder and the differing options as first columns."""
@@ -76,16 +76,15 @@ class Runs(tuple[Run, ...]):
 
         Args:
             targets: accuracies, as shares; the table has rounds, seconds and bytes to reach each.
-
-        Raises:
-            UserError: pandas is not installed.
         """
+        import pandas
+
         from pflmpi.analysis.selection import name_runs
         from pflmpi.analysis.summary import average_seeds, summarize_runs
 
         runs = name_runs(self)
         lines = average_seeds(runs, summarize_runs(runs, targets))
-        return import_extra("pandas", "summary()", "pandas").DataFrame(lines).replace("", None)
+        return pandas.DataFrame(lines).replace("", None)
 
     @property
     def figures(self) -> "Figures":

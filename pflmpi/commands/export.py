@@ -107,7 +107,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _run_table(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.run import import_extra, read_run
+    from pflmpi.analysis.run import read_run
 
     path = options.table
     if path.suffix not in _TABLES:
@@ -122,7 +122,7 @@ def _run_table(options: argparse.Namespace) -> int:
         if is_given:
             raise ConfigError(f"{name} cannot go with --table; leave one of them out")
     library, write = _TABLES[path.suffix]
-    import_extra(library, f"--table {path}", library)
+    import_module(library)  # before the table is made
     arguments.check_output(path, "--table", options.force)
     opened = read_run(options.run)
     table = opened.clients_table(None if options.round is None else [options.round])

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import name_runs
 from pflmpi.cli import main
 from pflmpi.cluster.run_status import read_run_status
-from pflmpi.errors import CheckpointError, UserError
+from pflmpi.errors import CheckpointError
 from pflmpi.store.runs import find_runs
 
 
@@ -246,9 +245,6 @@ def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
     assert runs.frame()["round"].tolist() == [1, 2] and runs[1:].frame().empty
 
 
-def test_nothing_found_and_no_pandas_are_said(folder, tmp_path, monkeypatch):
+def test_nothing_found_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="matches no run; give a pattern"):
         open_runs(tmp_path / "*")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="needs pandas, which is not installed"):
-        open_runs(f"{folder}/*").frame()

@@ -1,6 +1,5 @@
 """`run.to_xarray`: the state over rounds by names of axes, of which only what is used is read."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import quick_run
 from pflmpi.analysis import checkpoint
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.errors import CheckpointError, ConfigError, UserError
+from pflmpi.errors import CheckpointError, ConfigError
 
 HEAD = "model/head/weight"
 
@@ -77,13 +76,6 @@ def test_unknown_rounds_and_leaves_are_named(run):
         run.to_xarray(rounds=[])
     with pytest.raises(ConfigError, match="unknown leaf 'model/head/wait'; did you mean 'model/head/weight'"):
         run.to_xarray(leaves=["model/head/wait"])
-
-
-def test_without_xarray_the_extra_is_named(run, monkeypatch):
-    monkeypatch.delitem(sys.modules, "pflmpi.analysis.lazy_arrays", raising=False)
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(UserError, match=r"to_xarray\(\) needs xarray.*pip install 'pflmpi\[analysis\]'"):
-        run.to_xarray()
 
 
 def test_a_lost_round_is_named_when_it_is_read(tmp_path):
