@@ -1,6 +1,7 @@
 """Convolutions and fully connected layers: `cnn`, `protocnn`, `lenet` and `dropout_cnn`, of one architecture."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -43,7 +44,8 @@ class ConvNet(Architecture):
             height, width = self.shape[1:]
             raise ConfigError(
                 f"model {self.name} cannot use images of {height}x{width}: nothing is left of them after its "
-                "convolutions and pools; choose model mlp, which takes any size"
+                "convolutions and pools; choose model mlp, which takes any size, or for 8x8 and larger cnn or protocnn "
+                "with model.kernel = 3 and model.padding = 1"
             )
 
     @property
@@ -96,27 +98,12 @@ class ConvNet(Architecture):
         return apply_dropout(x, self.noise_key(params), p, layer) if training and p else x
 
 
-def check_size(name: str, shape: Shape, kernel: int, padding: int, times: int = 2) -> None:
-    """Raises `ConfigError` unless the samples are images that `model.kernel` and `model.padding` leave something of."""
-    require_images(name, shape)
+def _check_padding(kernel: int, padding: int) -> None:
     if padding >= kernel:
         raise ConfigError(
             f"model.padding = {padding} is not smaller than model.kernel = {kernel}, so that windows would see zeros "
             f"alone; choose at most {kernel - 1} ({kernel // 2} keeps the image's size)"
         )
-    side = min(shape[1:])
-    if pooled_side(side, kernel, padding, times) > 0:
-        return
-    sides = [pooled_side(side, kernel, padding, count) for count in range(1, times)]
-    positive = ", ".join(str(side) for side in sides if side > 0)
-    result = f"{positive} and then to nothing" if positive else "nothing"
-    smallest = next(side for side in range(1, 16 * kernel) if pooled_side(side, kernel, padding, times) > 0)
-    smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 2**times else ""
-    raise ConfigError(
-        f"model {name} cannot use images of {shape[1]}x{shape[2]}: convolution (model.kernel = {kernel}, model.padding "
-        f"= {padding}) and 2x2 pooling, done {times} times, take a side of {side} to {result}; the smallest image is "
-        f"{smallest}x{smallest}; choose {smaller_kernel}model mlp, which takes any size"
-    )
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -132,7 +119,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def pooled_side(side: int, kernel: int, padding: int, times: int) -> int:
+def _pooled_side(side: int, kernel: int, padding: int, times: int) -> int:
     """Returns the side of an image after `times` convolutions and pools; 0 or less if nothing is left."""
     for _ in range(times):
         side = _block_side(side, kernel, padding)
@@ -181,13 +168,13 @@ class CNN(Model):
         if self.third_channels is not None:
             channels += (self.third_channels,)
         times = len(channels)
-        check_size(self.name, shape, self.kernel, self.padding, times)
-        height, width = (pooled_side(side, self.kernel, self.padding, times) for side in shape[1:])
+        _check_padding(self.kernel, self.padding)
+        area = prod(_pooled_side(side, self.kernel, self.padding, times) for side in shape[1:])
         return ConvNet(
             name=self.name,
             shape=shape,
             num_classes=num_classes,
-            num_features=self.hidden or channels[-1] * height * width,
+            num_features=self.hidden or channels[-1] * area,
             channels=channels,
             kernel=self.kernel,
             padding=(self.padding,) * times,
@@ -269,7 +256,7 @@ class ProtoCNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        check_size(self.name, shape, self.kernel, self.padding)
+        _check_padding(self.kernel, self.padding)
         return ConvNet(
             name=self.name,
             shape=shape,
