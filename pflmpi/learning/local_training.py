@@ -12,11 +12,8 @@ OPTIMIZER = "optimizer"  # name of the optimizer state that is kept between roun
 class LocalTraining:
     """Optimizer state across rounds, and the mean loss of the steps of a round.
 
-    Attributes:
-        states: optimizer state by name of the training, if it is kept between rounds.
-
     Args:
-        states: from the client's last round; None if they are not kept.
+        states: by name of the training, from the client's last round; None if they are not kept between rounds.
         measured: names of the trainings whose loss is reported; () for all.
     """
 
@@ -57,9 +54,7 @@ class LocalTraining:
     def loss_sum(self, name: str, like: Tensor) -> Tensor | None:
         """[] float64, to which the loss of each step of a training is added in place; None if it is not reported.
 
-        Args:
-            name: of the training.
-            like: a tensor that differs between lanes if there are any.
+        `like` is a tensor that differs between lanes if there are any.
         """
         if self._measured and name not in self._measured:
             return None

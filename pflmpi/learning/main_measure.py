@@ -74,11 +74,9 @@ ACCURACY = MainMeasure("accuracy")
 
 
 def main_measure(config: Mapping[str, Any], measured: Container[str]) -> MainMeasure:
-    """The first of `evaluation.measures`, else accuracy if it was measured, else the test loss.
+    """The first of a run's `evaluation.measures`, else accuracy if it was measured, else the test loss.
 
-    Args:
-        config: of the run, as plain values.
-        measured: the columns of metrics.csv that have values.
+    `measured` are the columns of metrics.csv that have values.
 
     >>> main_measure({"evaluation": {"measures": ["./mine.py:top_two", "auroc"]}}, ["top_two_mean", "test_loss"])
     MainMeasure(name='top_two')
@@ -111,12 +109,7 @@ class MeasuredRounds:
 
 
 def summarize_rounds(config: Mapping[str, Any], lines: Iterable[Mapping[str, str | int]]) -> MeasuredRounds:
-    """The main measure of a run, its last round with a value and the best one, the first of equally good ones.
-
-    Args:
-        config: of the run, as plain values.
-        lines: of metrics.csv.
-    """
+    """The main measure, the last round with a value and the best one, the first of equally good, by metrics.csv."""
     lines = list(lines)
     rounds = [_select_numbers(line) for line in lines]
     measure = main_measure(config, {name for round in rounds for name in round})

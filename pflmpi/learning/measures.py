@@ -97,11 +97,7 @@ MEASURES: Registry[Measure] = Registry(
 
 
 def load_measures(names: Sequence[str]) -> dict[str, Measure]:
-    """Measures by column name, which for a user's function is its own name.
-
-    Raises:
-        ConfigError: a name is unknown, repeated, or cannot be the name of a column.
-    """
+    """Measures by column name, which for a user's function is its own name."""
     measures: dict[str, Measure] = {}
     for reference in names:
         measure, name = MEASURES[reference], reference.rpartition(":")[2]

@@ -66,9 +66,6 @@ class Participation:
 
         Drawn clients are left out if they cannot take a step before the deadline, drop out (one of them always stays),
         or are in `training.without_clients`.
-
-        Raises:
-            ConfigError: the selection rule did not return ids of clients.
         """
         training, num_clients = self.training, len(self.num_train)
         if is_trace(training.selection):

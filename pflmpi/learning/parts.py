@@ -47,9 +47,6 @@ def select_parts(params: Tree, paths: Iterable[str]) -> Tree:
 def group_by_layer(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
     """Paths of the parameters of each layer, weights before biases; each belongs to its innermost layer.
 
-    Raises:
-        ConfigError: a parameter is in none of the layers.
-
     >>> group_by_layer(["body", "body/fc1"], {"body": {"fc1": {"bias": 0, "weight": 0}, "token": 0}})
     {'body': ('body/token',), 'body/fc1': ('body/fc1/weight', 'body/fc1/bias')}
     """

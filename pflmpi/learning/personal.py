@@ -90,13 +90,7 @@ Personal = ModelExpression | NotAModel
 
 
 def assemble(model: ModelExpression, client: State, received: State) -> dict[str, Any]:
-    """The body, head and statistics of a model, nested.
-
-    Args:
-        model: its description.
-        client: the client's state.
-        received: the messages by name.
-    """
+    """The body, head and statistics of a model, nested, from a client's state and the messages that it received."""
     whole = _assemble(model, client, received)
     return {part: whole[part] for part in MODEL_PARTS if part in whole}
 

@@ -175,9 +175,7 @@ def draw_batches(
 
     Args:
         rng: the stream of this client, round and pass.
-        samples: number of samples of the pass.
-        training: has batch size, `drop_last` and the configured length.
-        length: has the length of the pass.
+        samples: their number in the pass.
         times: the value of `length.times`.
     """
     num_steps = training.num_steps(samples, length) * times

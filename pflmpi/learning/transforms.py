@@ -63,9 +63,6 @@ def load_transform(names: Sequence[str], samples: Tensor, batch_size: int, is_ne
 
     Args:
         is_new: whether to try those from outside for draws of their own; those of a run that is there were tried.
-
-    Raises:
-        ConfigError: one fails on such samples, changes their shape or type, or draws random numbers of its own.
     """
     functions = [TRANSFORMS[name] for name in names]
     num_samples = min(batch_size, _MOST_TRIED, max(2, _TRIED_BYTES // samples[:1].nbytes))

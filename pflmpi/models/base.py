@@ -139,9 +139,6 @@ class Model(ABC):
     Attributes:
         name: in the configuration.
         summary: one line for `pflmpi list`.
-        weights: run and round whose models the clients begin with; None for those that are drawn.
-        trainable, personal: which parameters are trained, and which stay with a client.
-        cache_features: whether the features of a frozen body are computed once for each sample.
     """
 
     __pydantic_config__: ClassVar[Any] = ConfigDict(extra="forbid")

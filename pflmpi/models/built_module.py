@@ -20,15 +20,12 @@ from pflmpi.text import first_line
 
 @dataclass(frozen=True)
 class Recipe:
-    """Class, arguments and weights from which a module is built.
+    """Class, arguments and weights from which a module for K classes is built.
 
     Attributes:
-        kind: makes the module.
-        options: its arguments.
         head: name of the linear layer that ends it.
         norm: "group" for group norm in place of batch norm.
         weights: file of a state dict to start from.
-        num_classes: K.
     """
 
     kind: Callable[..., nn.Module]
@@ -39,13 +36,7 @@ class Recipe:
     num_classes: int
 
     def build(self, seed: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Builds a module with keyed dropout; returns it, and the weights of its head if the file has them.
-
-        All values depend on `seed` alone.
-
-        Raises:
-            ConfigError: the module cannot be trained here.
-        """
+        """Builds a module with keyed dropout from a seed; returns it, and the head's weights if the file has them."""
         module = self._construct(seed)
         for name, parameter in module.named_parameters():
             _check_parameter(name, parameter)
@@ -149,9 +140,6 @@ def read_weights(
 
     Args:
         unread: last names of buffers that the module may lack.
-
-    Raises:
-        ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
     """
     state = read_state_dict(path)
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
@@ -189,11 +177,7 @@ def _check_finite(path: Path, state: dict[str, Tensor], buffers: dict[str, Tenso
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Reads the tensors of a file .pt, .pth or .safetensors by name, on the host.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds anything but tensors.
-    """
+    """Reads the tensors of a file .pt, .pth or .safetensors by name, on the host."""
     try:
         if path.suffix == ".safetensors":
             state = import_module("safetensors.torch").load_file(path)

@@ -87,9 +87,6 @@ def find_frozen_paths(model: Model, architecture: Architecture, names: Mapping[s
 
     Args:
         names: from `parameter_names`.
-
-    Raises:
-        ConfigError: a pattern matches nothing, nothing is left to train, or only a part of the head is.
     """
     frozen = architecture.frozen
     if model.trainable is not None:
@@ -119,9 +116,6 @@ def match_parameters(
     Args:
         key: of the configuration, for errors.
         names: from `parameter_names`.
-
-    Raises:
-        ConfigError: a pattern matches none of them, or there is no pattern.
     """
     if not patterns:
         raise ConfigError(f"{key} = []: name at least one pattern, such as ['head.*'], or leave the key out")

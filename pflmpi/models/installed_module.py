@@ -26,16 +26,11 @@ class InstalledModule:
         leaves: by name, the tensors now in the slots of its parameters and of its buffers with state.
         training: the mode that it is in; None before its first call.
         parameters: their names, in the order of the module.
-        module: the module.
-        state: the names of the buffers that belong to the tree; the others are constants.
-        dropouts: its dropout layers by name.
         hooks: of its parameters, by name.
 
     Args:
         module: with parameters as its class makes them; the leaves get their hooks.
-        state: see above.
-        updated: those of the state that training changes; the others depend on the seed alone.
-        replaced: those of the state that the module replaces by new tensors in its forward pass.
+        state, updated, replaced: names of buffers, see `Findings`.
         name: of the model, for errors.
     """
 

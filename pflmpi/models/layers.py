@@ -38,11 +38,7 @@ def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tr
 
 
 def kaiming_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Draws a convolution weight from N(0, 2 / fan_out), as in ResNets.
-
-    Args:
-        shape: (outputs, inputs, kernel height, kernel width).
-    """
+    """Draws a convolution weight [outputs, inputs, height, width] from N(0, 2 / fan_out), as in ResNets."""
     fan_out = shape[0] * math.prod(shape[2:])
     values = rng.standard_normal(shape, dtype=np.float32)
     values *= np.float32(math.sqrt(2 / fan_out))

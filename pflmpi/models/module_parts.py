@@ -29,9 +29,7 @@ class KeyedDropout(nn.Module):
     Attributes:
         of_pass: names of attributes that are only valid during a forward pass.
         key: of the last forward pass, a buffer; None in evaluation, when nothing may be dropped.
-        p: the probability.
         number: of the layer in the module.
-        inplace: whether the argument is changed.
     """
 
     of_pass: ClassVar = ("_calls", "_in_forward")
@@ -83,13 +81,7 @@ def forward_pass(dropouts: Iterable[KeyedDropout], key: Tensor | None) -> Iterat
 
 
 def prepare(module: nn.Module, norm: str) -> None:
-    """Replaces dropout, removes batch counters that are not read, and replaces batch norm if `norm` is "group".
-
-    The module is changed in place.
-
-    Raises:
-        ConfigError: a layer keeps a weight in an attribute.
-    """
+    """Replaces dropout, and batch norm if `norm` is "group", and removes batch counters that are not read; in place."""
     number = 0
     for name, layer in list(module.named_modules()):
         if type(layer) is nn.Dropout:

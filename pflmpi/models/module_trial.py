@@ -25,10 +25,8 @@ class Findings:
     """Properties of a module that trial passes show.
 
     Attributes:
-        num_features: d.
         state: names of the buffers that training changes, or that depend on the seed; the others are constants.
-        updated: those of them that training changes.
-        replaced: those of them that the module replaces by new tensors.
+        updated, replaced: those of them that training changes, and that the module replaces by new tensors.
         new_head: whether the head is replaced, as it is for another number of classes than the data has.
         head_in_file: whether the file of weights has a head for the classes of the data.
         own_head: whether the head does more than x W^T + b.
@@ -58,9 +56,6 @@ def examine(name: str, recipe: Recipe, shape: Shape, samples: Tensor | None) -> 
 
     Args:
         samples: [2, *shape], inputs of the passes; None for made-up ones.
-
-    Raises:
-        ConfigError: the module does not take such samples, does not end with its head, or keeps state outside buffers.
     """
     module, loaded = recipe.build(0)
     trial = _Trial(name, module, recipe.head, shape, samples)

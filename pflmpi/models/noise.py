@@ -37,10 +37,7 @@ def derive_key(key: Tensor, number: int) -> Tensor:
 def apply_dropout(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tensor:
     """Drops entries of x [B, ...] with probability p and scales the others by 1 / (1 - p).
 
-    Args:
-        key: of the batch.
-        layer: number of the dropout layer in the model.
-        call: number of the call of the layer in a forward pass.
+    Dropout layers of a model, and calls of one in a forward pass, are numbered, so that each has masks of its own.
     """
     key = derive_key(key, layer)
     if call:

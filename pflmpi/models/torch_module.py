@@ -36,8 +36,6 @@ class ModuleArchitecture(Architecture):
     """A torch module without its head, called on trees; body and statistics keep the module's names.
 
     Attributes:
-        recipe: builds the module.
-        findings: its properties.
         check: whether it is compared with plain PyTorch before the first round.
     """
 
@@ -165,7 +163,6 @@ class ModuleModel(Model):
     """A torch module as a model; its arguments are further fields, except those with the name of a field of this class.
 
     Attributes:
-        kind: makes the module.
         from_data: names of arguments that are set from the data.
         shared_names: arguments with the name of a field of this class.
     """
