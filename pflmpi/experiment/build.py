@@ -24,11 +24,10 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import training_checks as checks
 from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.outside_code import code_hashes
-from pflmpi.experiment.padding_check import check_padding, find_lane_problem, find_transform_problem
+from pflmpi.experiment.padding_check import find_lane_problem
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.trial_update import (
     OneStep,
-    can_update,
     check_cached_update,
     check_prediction,
     check_repeats,
@@ -37,14 +36,13 @@ from pflmpi.experiment.trial_update import (
 from pflmpi.learning.measures import Measure, load_measures
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.task import HOST, SERVER, Task
-from pflmpi.learning.transforms import Transform, load_transform
+from pflmpi.learning.transforms import Transform, check_draws, load_transform
 from pflmpi.messages.declared import Declared
 from pflmpi.models.base import Model
 from pflmpi.models.frozen import Frozen, find_frozen_paths, match_parameters, parameter_names
 from pflmpi.models.torch_module import ModuleArchitecture, ModuleModel
 from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
-from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads, check_parts
 from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.executors.base import Executor, Loop
@@ -56,6 +54,7 @@ from pflmpi.runtime.progress import metric_columns
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import Unseen, unseen_setup
 from pflmpi.store.partition_file import SampleCounts
+from pflmpi.text import first_line
 from pflmpi.tree import Tree
 
 E = TypeVar("E", bound=Executor)
@@ -124,8 +123,9 @@ class Experiment:
         """Number of clients drawn in each round (P)."""
         return self.config.training.num_drawn(self.federation.num_clients)
 
-    def with_executor(self, runtime: RuntimeConfig) -> "Experiment":
-        """Returns the experiment with these settings, and `executor` and `lanes` chosen."""
+    def with_executor(self, executor: str) -> "Experiment":
+        """Returns the experiment with this executor, for auto the one that suits the models, and `lanes` chosen."""
+        runtime = self.config.runtime.model_copy(update={"executor": executor})
         clients, participants = self.federation.num_clients, self.num_participants
         runtime = choose_executor(runtime, self.tasks, clients, participants, self.on_gpu)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
@@ -182,29 +182,25 @@ def load_federation(config: Config) -> Federation:
 def prepare(
     config: Config, device: torch.device, gpu_models: Sequence[str] = (), federation: Federation | None = None
 ) -> Experiment:
-    """Builds the experiment of a configuration; refuses all that can be refused before the start.
+    """Builds the experiment of a new run; refuses all that can be refused before the start.
 
     Args:
         gpu_models: of the ranks that compute; empty on CPUs.
         federation: the clients' data, if already loaded.
     """
     with outside.as_config_error():
-        experiment = draft(config, federation or load_federation(config), device, gpu_models)
-        experiment = complete(experiment, config.runtime, check_executor(experiment, config.runtime.executor))
+        experiment = build_experiment(config, federation or load_federation(config), device, gpu_models)
         experiment.check_rounds(0)
-        return experiment.with_run_weights()
+        executor = try_outside_code(experiment, config.runtime.executor)
+        return experiment.with_executor(executor).with_run_weights()
 
 
-def draft(
-    config: Config,
-    federation: Federation,
-    device: torch.device,
-    gpu_models: Sequence[str] = (),
-    is_new: bool = True,
+def build_experiment(
+    config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()
 ) -> Experiment:
-    """Binds the models to the data and assigns them to clients; the first half of `prepare`.
+    """Binds the models to the data, assigns them to clients, and checks the options; see `prepare`.
 
-    The executor is the one that suits the models; `templates` are still empty. For `is_new` see `complete`.
+    The executor is the one that suits the models.
     """
     if config.evaluation.unseen and config.data.normalize == "pixel":
         raise ConfigError(
@@ -218,10 +214,10 @@ def draft(
     tasks = tuple(dict.fromkeys(bound))
     cohort = np.resize([tasks.index(task) for task in bound], n)
     first_two = torch.tensor(dataset.images[:2])
-    transform = load_transform(config.data.transform, first_two, config.training.batch_size, is_new)
+    transform = load_transform(config.data.transform, first_two, config.training.batch_size)
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
-    return experiment.with_executor(config.runtime)
+    return _check_options(experiment.with_executor(config.runtime.executor))
 
 
 def divide(config: Config, federation: Federation) -> Division:
@@ -269,42 +265,8 @@ def _check_axes(task: Task) -> None:
         )
 
 
-def check_executor(experiment: Experiment, configured: str) -> str:
-    """Returns the executor to use: compares modules with plain PyTorch, tries transforms and algorithm in lanes.
-
-    Args:
-        experiment: from `draft`.
-        configured: `runtime.executor` of the configuration.
-
-    Raises:
-        ConfigError: a module is not trained as PyTorch trains it, or not in lanes where those are configured.
-    """
-    executor, tasks, cohort = experiment.config.runtime.executor, experiment.tasks, experiment.cohort
-    in_lanes = executor == "lanes"
-    images = experiment.federation.dataset.images
-    problem = check_modules(tasks, cohort, experiment.federation, in_lanes)
-    if not problem and in_lanes and experiment.transform is not None:
-        problem = find_transform_problem(experiment.transform, images)
-    if not problem and in_lanes and configured == "auto":
-        works_in_loop = partial(can_update, partial(_trial, experiment))
-        problem = find_lane_problem(experiment.config.algorithm, tasks, cohort, images, works_in_loop)
-    if not problem:
-        return executor
-    if configured == "lanes":
-        raise ConfigError(f"{problem}{IN_LANES}")
-    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", problem)
-    return "loop"
-
-
-def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_new: bool = True) -> Experiment:
-    """Checks the options of a draft and adds what clients keep; the second half of `prepare`.
-
-    Args:
-        executor: from `check_executor`, the same on all ranks.
-        is_new: whether to try what is from outside, as `check_executor` does; a run that is there was tried.
-    """
-    if executor != experiment.config.runtime.executor:
-        experiment = experiment.with_executor(runtime.model_copy(update={"executor": executor}))
+def _check_options(experiment: Experiment) -> Experiment:
+    """Checks the options of an experiment, and adds the templates of what clients keep."""
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
     checks.check_kind(algorithm, tasks[0])
@@ -325,18 +287,45 @@ def complete(experiment: Experiment, runtime: RuntimeConfig, executor: str, is_n
     experiment = dataclasses.replace(experiment, templates=templates)
     trial = partial(_trial, experiment)
     checks.check_optimizer(training, trial)
-    for task in tasks if is_new else ():
-        checks.check_frozen_head(task)
-    if is_new and outside.is_from_outside(type(algorithm)):
-        tried = trial()
-        for check in (check_repeats, check_prediction, check_cached_update):
-            check(tried)
-    if is_new and config.runtime.executor == "lanes":
-        for number, task in enumerate(tasks):
-            check_padding(algorithm, task, int(np.argmax(cohort == number)), experiment.federation.dataset.images)
     if training.stop is not None:
         checks.check_stop(training.stop, config.evaluation, trial())
     return experiment
+
+
+def try_outside_code(experiment: Experiment, configured: str) -> str:
+    """Tries what is from outside the package, once before a new run; returns the executor that suits it.
+
+    Args:
+        configured: `runtime.executor` of the configuration.
+
+    Raises:
+        ConfigError: a module is not trained as PyTorch trains it, a transform draws random numbers of its own, or what
+            is from outside cannot be computed in lanes, and those are configured.
+        AlgorithmError: `client_update` returns other values when it is called again.
+    """
+    config, tasks, cohort = experiment.config, experiment.tasks, experiment.cohort
+    algorithm, images, executor = config.algorithm, experiment.federation.dataset.images, config.runtime.executor
+    for task in tasks:
+        checks.check_frozen_head(task)
+    check_draws(config.data.transform, torch.tensor(images[:2]), config.training.batch_size)
+    problem = check_modules(tasks, cohort, experiment.federation, executor == "lanes")
+    if outside.is_from_outside(type(algorithm)):
+        trial = _trial(experiment)
+        for check in (check_repeats, check_prediction, check_cached_update):
+            check(trial)
+    if not problem and executor == "lanes":
+        try:
+            problem = find_lane_problem(algorithm, tasks, cohort, experiment.transform, images)
+        except Exception as error:  # which the loop may have too; then the first round raises it
+            if configured == "lanes":
+                raise
+            problem = first_line(error)
+    if not problem:
+        return executor
+    if configured == "lanes":
+        raise ConfigError(f"{problem}{IN_LANES}")
+    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", problem)
+    return "loop"
 
 
 def _trial(experiment: Experiment) -> OneStep:

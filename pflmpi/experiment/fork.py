@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflmpi import atomic
+from pflmpi import atomic, outside
 from pflmpi.config import stored
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.build import Experiment, try_outside_code
 from pflmpi.experiment.restore import array_difference, rebuild
 from pflmpi.experiment.run import refuse_existing
 from pflmpi.learning.participation import Participation
@@ -53,7 +53,7 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
     verify.check_metrics(run, round)
     config, changes = stored_config.change_config(run, values)
     _check_changes(run, round, config, changes)
-    experiment = rebuild(run, config, torch.device("cpu"), changed_code, is_new=True)
+    experiment = rebuild(run, config, torch.device("cpu"), changed_code)
     if difference := array_difference(run, round, experiment, "those with this change"):
         raise CheckpointError(
             f"{run} cannot be forked with {_format_changes(changes)}: its {difference}; leave that as it is, or "
@@ -61,6 +61,8 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
         )
     experiment.check_rounds(round)
     _check_past(run, round, experiment)
+    with outside.as_config_error():
+        experiment = experiment.with_executor(try_outside_code(experiment, config.runtime.executor))
     before = stored.read(run)["recorded"].get("fork")
     origin = {
         "run": config_file.run_id(run),

@@ -1,6 +1,6 @@
 """Whether `client_update` and transforms are independent of the padding of batches in lanes, tried before the run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pflmpi import outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client
-from pflmpi.errors import ConfigError
 from pflmpi.experiment.made_up_inputs import make_up_first_messages, make_up_labels
 from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
@@ -28,51 +27,25 @@ _ROUNDING = 1e-5  # allowed change by more padding, relative to 1 + the largest 
 _LARGEST_RATE = 0.1  # with a larger one clients may diverge, so that nothing can be compared
 
 
-def check_padding(algorithm: Algorithm, task: Task, client: int, images: np.ndarray) -> None:
-    """Raise `ConfigError` if the result of `client_update` depends on the padding of a batch.
+def find_lane_problem(
+    algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, transform: Transform | None, images: np.ndarray
+) -> str:
+    """Returns why a transform, or an algorithm, model or task from outside, cannot be computed in lanes; "" if none.
 
     What the package itself computes is tried by its tests, not before every run.
-
-    Args:
-        task: of the cohort; `client` is one of its clients.
-        images: [n, ...] of the dataset.
-    """
-    trained = type(algorithm), type(task.architecture), type(task.kind)
-    if not isinstance(task.architecture, ModuleArchitecture) and not any(map(outside.is_from_outside, trained)):
-        return
-    if problem := find_padding_problem(algorithm, task, client, images):
-        raise ConfigError(f"{problem}, or set runtime.executor to loop, which pads nothing")
-
-
-def find_lane_problem(
-    algorithm: Algorithm,
-    tasks: Sequence[Task],
-    cohort: np.ndarray,
-    images: np.ndarray,
-    works_in_loop: Callable[[], bool],
-) -> str:
-    """Returns why an algorithm or a model from outside the package cannot be computed in lanes; "" where it can.
-
-    Errors that have nothing to do with lanes are ignored here: later checks, or the first round, raise them.
 
     Args:
         tasks: one per cohort.
         cohort: [N] the cohort of each client.
         images: [n, ...] of the dataset.
-        works_in_loop: whether a client can be computed alone.
     """
-    own_models = any(isinstance(task.architecture, ModuleArchitecture) for task in tasks)
-    if not own_models and not outside.is_from_outside(type(algorithm)):
-        return ""
+    problem = "" if transform is None else find_transform_problem(transform, images)
     for number, task in enumerate(tasks):
-        try:
+        kinds = type(algorithm), type(task.architecture), type(task.kind)
+        is_own = isinstance(task.architecture, ModuleArchitecture) or any(map(outside.is_from_outside, kinds))
+        if is_own and not problem:
             problem = find_padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)
-        except Exception as error:
-            of_lanes = isinstance(error.__cause__, RuntimeError) or works_in_loop()
-            problem = first_line(error) if of_lanes else ""
-        if problem:
-            return problem
-    return ""
+    return problem
 
 
 def find_transform_problem(transform: Transform, images: np.ndarray) -> str:

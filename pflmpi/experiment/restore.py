@@ -18,7 +18,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, DataError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, complete, divide, draft, load_federation
+from pflmpi.experiment.build import Experiment, build_experiment, divide, load_federation
 from pflmpi.experiment.recorded_data import check_hash
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import KeptRows
@@ -165,12 +165,11 @@ def reopen(
     return rebuild(run, config, device, changed_code)
 
 
-def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool, is_new: bool = False) -> Experiment:
-    """Builds the experiment of a configuration on the data of a run; for `is_new` see `build.complete`."""
+def rebuild(run: Path, config: Config, device: torch.device, changed_code: bool) -> Experiment:
+    """Builds the experiment of a configuration on the data of a run."""
     stored_config.find_changed_code(run, config, changed_code)
     with outside.as_config_error():
-        first = draft(config, _load_data(run, config), device, is_new=is_new)
-        return on_recorded_data(run, complete(first, config.runtime, first.config.runtime.executor, is_new))
+        return on_recorded_data(run, build_experiment(config, _load_data(run, config), device))
 
 
 def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:

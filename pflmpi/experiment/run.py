@@ -25,7 +25,7 @@ from pflmpi.data.dataset import describe_unscaled
 from pflmpi.data.federation import Federation, resolve_split
 from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.experiment import build, privacy, stored_config
-from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
+from pflmpi.experiment.build import Experiment, build_experiment, load_federation, try_outside_code
 from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
 from pflmpi.experiment.run_weights import RunWeights
 from pflmpi.learning.early_stop import EarlyStop
@@ -183,39 +183,39 @@ def refuse_existing(run: Path, anew: bool = False) -> None:
 def _prepare(config: Config, context: RankContext, resumed: Path | None, federation: Federation | None) -> Experiment:
     """Prepares the experiment on all ranks; if a run is resumed, on the data that it was made with.
 
-    Modules from outside are checked on rank 0 alone, which then tells all ranks which executor to use. A run that is
-    resumed has recorded the executor.
+    Of a new run, rank 0 alone tries what is from outside, and tells all ranks which executor to use.
     """
     transport, is_root = context.transport, context.transport.rank == 0
 
-    def drafted() -> Experiment:
+    def built() -> Experiment:
         if is_root:
             if resumed is not None:
                 stored_config.announce(resumed, [name for name, _ in config.output.named_trackers()])
             check_trackers(config.output)
         check_scratch(config.runtime)
         clients = federation or load_federation(config)
-        return draft(config, clients, context.device, context.gpu_models, is_new=resumed is None)
+        experiment = build_experiment(config, clients, context.device, context.gpu_models)
+        experiment.check_rounds(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
+        return experiment
 
     def completed() -> Experiment:
-        experiment = complete(first, config.runtime, executor, is_new=resumed is None)
-        experiment.check_rounds(max(run_folder.rounds(resumed), default=0) if resumed is not None else 0)
         if isinstance(experiment.newcomer, CannotJoin) and is_root:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if resumed is not None:
-            experiment = on_recorded_data(resumed, experiment)
-            if experiment.division.unseen_numbers:
-                experiment = experiment.with_run_weights()  # with which newcomers begin
-            return replace(experiment, computed_on=stored_config.devices_so_far(resumed, experiment))
-        experiment = experiment.with_run_weights()
+            recorded = on_recorded_data(resumed, experiment)
+            if recorded.division.unseen_numbers:
+                recorded = recorded.with_run_weights()  # with which newcomers begin
+            return replace(recorded, computed_on=stored_config.devices_so_far(resumed, recorded))
+        weighted = experiment.with_run_weights()
         if is_root:
-            _log_assumptions(experiment)
-        return experiment
+            _log_assumptions(weighted)
+        return weighted
 
     with outside.as_config_error():
-        first = all_or_none(transport, drafted)
-        check = partial(check_executor, first, config.runtime.executor)
-        executor = on_root(transport, check if resumed is None else lambda: first.config.runtime.executor)
+        experiment = all_or_none(transport, built)
+        if resumed is None:
+            executor = on_root(transport, partial(try_outside_code, experiment, config.runtime.executor))
+            experiment = experiment.with_executor(executor)
         return all_or_none(transport, completed)
 
 

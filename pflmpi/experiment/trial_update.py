@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -132,15 +132,6 @@ class OneStep(Loop):
         state = initial_client(self.algorithm, on_host, 0)
         received: Tree = {**make_up_first_messages(self.algorithm, on_host, 0, rng)}
         return tree.to(state, self.device), as_messages(tree.to(received, self.device))
-
-
-def can_update(trial: Callable[[], "OneStep"]) -> bool:
-    """Whether `client_update` computes a client alone without an error."""
-    try:
-        trial().try_update()
-    except Exception:
-        return False
-    return True
 
 
 def check_repeats(trial: "OneStep") -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
+from pflmpi.experiment.build import Experiment, build_experiment, load_federation, prepare, setup
 from pflmpi.forecast.bytes import DiskForecast, StateSizes, compute_state_sizes, data_bytes, forecast_disk, mapped_bytes
 from pflmpi.forecast.measuring import Costs, Measurement, ProcessMemory, measure_cohorts, read_resident
 from pflmpi.forecast.memory import RankMemory, forecast_memory
@@ -204,8 +204,7 @@ def _load_experiment(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessM
     here = choose_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
-    first = draft(config, federation, here, is_new=False)  # `prepare` has tried it
-    return complete(first, config.runtime, first.config.runtime.executor, is_new=False), process
+    return build_experiment(config, federation, here), process
 
 
 # --- seconds: the slowest rank trains and tests, and messages cross a link one by one

@@ -58,21 +58,31 @@ class Transform:
         return x
 
 
-def load_transform(names: Sequence[str], samples: Tensor, batch_size: int, is_new: bool = True) -> Transform | None:
-    """The transforms with these names, tried on a batch of such samples [n, ...]; None without names.
+def load_transform(names: Sequence[str], samples: Tensor, batch_size: int) -> Transform | None:
+    """The transforms with these names, called with a batch of such samples [n, ...]; None without names.
 
-    Args:
-        is_new: whether to try those from outside for draws of their own; those of a run that is there were tried.
+    Raises:
+        ConfigError: one fails on such samples, or changes their shape or type.
     """
-    functions = [TRANSFORMS[name] for name in names]
-    num_samples = min(batch_size, _MOST_TRIED, max(2, _TRIED_BYTES // samples[:1].nbytes))
-    batch = samples[torch.arange(num_samples) % len(samples)]
+    functions, batch = [TRANSFORMS[name] for name in names], _batch(samples, batch_size)
     for name, function in zip(names, functions, strict=True):
         with outside.as_config_error():
             _call(name, function, batch, TRIED_KEYS[0])  # what it makes at its first call may draw
-            if is_new and TRANSFORMS.reference(name) is not None:
-                _check_draws(name, function, batch)
     return Transform(tuple(functions)) if names else None
+
+
+def check_draws(names: Sequence[str], samples: Tensor, batch_size: int) -> None:
+    """Raises `ConfigError` if a transform from outside draws random numbers of its own; see `load_transform`."""
+    batch = _batch(samples, batch_size)
+    for name in names:
+        if TRANSFORMS.reference(name) is not None:
+            with outside.as_config_error():
+                _check_draws(name, TRANSFORMS[name], batch)
+
+
+def _batch(samples: Tensor, batch_size: int) -> Tensor:
+    num_samples = min(batch_size, _MOST_TRIED, max(2, _TRIED_BYTES // samples[:1].nbytes))
+    return samples[torch.arange(num_samples) % len(samples)]
 
 
 def _call(name: str, function: Function, samples: Tensor, key: Tensor) -> Tensor:
