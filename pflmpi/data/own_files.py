@@ -130,14 +130,13 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
             raise ValueError(
                 f"sample {missing} has no {what} ({values[missing]}); give each sample one, or leave it out"
             )
-    clients, writers = (np.empty(0), None) if arrays.client is None else _sort_clients(arrays.client)
+    clients, _, writers = ((), None, None) if arrays.client is None else _number(arrays.client)
     class_names: tuple[str, ...] = ()
     written_labels: tuple[str, ...] = ()
     if task_kind.classes:
-        classes, labels = _find_classes(arrays, y)
+        written_labels, classes, labels = _find_classes(arrays, y)
         num_classes = len(classes)
         class_names = _find_class_names(classes, arrays.class_names)
-        written_labels = _format_labels(classes, labels, arrays.y)
     else:
         labels = task_kind.labels(y)
         num_classes = task_kind.num_outputs(labels)
@@ -159,7 +158,7 @@ def _make_dataset(name: str, arrays: OwnArrays, task_kind: TaskKind) -> Dataset:
         dataset,
         class_names=class_names,
         written_labels=written_labels,
-        written_clients=_format_clients(clients),
+        written_clients=clients,
         columns=arrays.columns,
         label_columns=arrays.label_columns,
         characters=arrays.characters,
@@ -184,29 +183,28 @@ def _check_shapes(arrays: OwnArrays, one_label: bool) -> None:
         raise ValueError("it has no samples")
 
 
-def _find_classes(arrays: OwnArrays, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the classes [K] among labels y [n] of any type, in sorted order, and the class of each sample [n]."""
-    _check_distinct(arrays.y, y)
-    classes, labels = np.unique(y, return_inverse=True)
+def _find_classes(arrays: OwnArrays, y: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Returns the classes [K] among labels y [n] of any type, as `_number`, and the class of each sample [n]."""
+    names, classes, labels = _number(arrays.y)
+    if classes.dtype.kind != y.dtype.kind:
+        numbers, counts = np.unique(values := to_numbers(classes), return_counts=True)
+        same = _to_texts(classes[values == numbers[counts.argmax()]])
+        raise ValueError(
+            f"y has the labels {' and '.join(map(repr, same[:2]))}, which are one number; write them alike if they are "
+            "one class, or with a letter before each label if they are two"
+        )
     if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
         raise ValueError(
             f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes, or "
             "data.task: regression for numbers"
         )
-    if arrays.num_classes is None:
-        return classes, labels.astype(np.int64)
-    if arrays.num_classes > _MOST_CLASSES:
-        raise ValueError(f"it has {arrays.num_classes} classes; allowed are at most {_MOST_CLASSES}")
-    return np.arange(arrays.num_classes), y.astype(np.int64)  # some classes may have no sample
-
-
-def _format_labels(classes: np.ndarray, labels: np.ndarray, written: np.ndarray) -> tuple[str, ...]:
-    """Formats classes [K]: 3, not 3.0; as they are `written` [n] where a float does not keep all digits."""
-    if classes.dtype.kind not in "biuf":
-        return _to_texts(classes)
-    if written.dtype.kind in "SUO" and np.abs(classes).max() >= 2**53:
-        return _to_texts(written[np.unique(labels, return_index=True)[1]])
-    return tuple(map(str, map(int, classes)))
+    if arrays.num_classes is not None:
+        if arrays.num_classes > _MOST_CLASSES:
+            raise ValueError(f"it has {arrays.num_classes} classes; allowed are at most {_MOST_CLASSES}")
+        classes, labels = np.arange(arrays.num_classes), y  # some classes may have no sample
+    if classes.dtype.kind in "biuf" and np.abs(classes).max() < 2**53:
+        names = tuple(map(str, map(int, classes)))  # 7, also where it is written 07 or 7.0
+    return names, classes, labels.astype(np.int64)
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
@@ -216,34 +214,19 @@ def _is_one_hot(y: np.ndarray) -> bool:
     return bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
-def _check_distinct(written: np.ndarray, y: np.ndarray) -> None:
-    """Raises `ValueError` if labels [n] that are written differently are one number in y [n], such as 7 and 07."""
-    names, first = np.unique(written, return_index=True)
-    numbers, counts = np.unique(y[first], return_counts=True)
-    if len(numbers) < len(names):
-        same = _to_texts(names[y[first] == numbers[counts.argmax()]])
-        raise ValueError(
-            f"y has the labels {' and '.join(map(repr, same[:2]))}, which are one number; write them alike if they are "
-            "one class, or with a letter before each label if they are two"
-        )
+def _number(written: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Returns the distinct labels or clients [K], sorted, as text and as values, and which of them each sample [n] has.
 
-
-def _sort_clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the clients [N] in sorted order, numerically if all are numbers, and the client of each sample [n]."""
-    names, numbers = np.unique(written, return_inverse=True)
-    values = to_numbers(names)
-    if values is names or len(np.unique(values)) < len(names):  # such as 7 and 007, or too many digits for a float
-        return names, numbers
-    order = np.argsort(values, kind="stable")
-    return names[order], np.argsort(order)[numbers]
-
-
-def _format_clients(clients: np.ndarray) -> tuple[str, ...]:
-    """Formats clients [N]: 3, not 3.0, if all are whole numbers, which pandas turns to floats after a missing value."""
-    names, values = _to_texts(clients), to_numbers(clients)
-    without_point = tuple(name.removesuffix(".0") for name in names)
-    all_whole = values.dtype.kind == "f" and (values == np.round(values)).all()
-    return without_point if all_whole and len({*without_point}) == len(names) else names
+    They are numbers if all are and no two are one, as 7 and 007 are; whole ones are 3 as text, not 3.0, to which pandas
+    turns them after a missing value.
+    """
+    values, index = np.unique(written, return_inverse=True)
+    texts, numbers = _to_texts(values), to_numbers(values)
+    if numbers.dtype.kind != "f" or len(np.unique(numbers)) < len(texts):
+        return texts, values, index
+    order = np.argsort(numbers, kind="stable")
+    point = ".0" if (numbers == np.round(numbers)).all() else ""
+    return tuple(texts[place].removesuffix(point) for place in order), numbers[order], np.argsort(order)[index]
 
 
 def _check_marks(test: np.ndarray, validation: np.ndarray | None) -> np.ndarray | None:
