@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.array_files import OwnArrays
-from pflmpi.data.numbers import find_coarse_column, find_missing, is_number, to_numbers
+from pflmpi.data.numbers import find_missing, is_number, to_float32, to_numbers
 from pflmpi.regular_file import read_some
 
 LABELS = ("label", "y", "class", "target")  # default names of the label column, in any case
@@ -48,7 +48,7 @@ def read_table(path: Path, label: str | list[str] | None, client: str | None) ->
     features = [_parse_features(name, columns[name], line_numbers, label_is_guessed) for name in feature_names]
     mark_values = {name: _parse_marks(column, columns[column], line_numbers) for name, column in marks.items()}
     return OwnArrays(
-        x=np.stack(features, 1),
+        x=to_float32(np.stack(features, 1), columns=feature_names, lines=line_numbers),
         y=np.stack([columns[name] for name in labels], 1) if isinstance(label, list) else columns[labels[0]],
         client=None if client is None else columns[client],
         test=mark_values.get("test"),
@@ -167,9 +167,9 @@ def _read_lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 
 def _parse_features(name: str, column: np.ndarray, line_numbers: list[int], label_is_guessed: bool) -> np.ndarray:
-    """Converts a column [n] of text to float32; a value that is no number may be a label that was not named."""
-    exact = to_numbers(column)
-    if exact.dtype.kind != "f":
+    """Converts a column [n] of text to float64; a value that is no number may be a label that was not named."""
+    numbers = to_numbers(column)
+    if numbers.dtype.kind != "f":
         row = next(row for row, value in enumerate(column) if not is_number(value))
         remedy = ", or leave it out"
         if label_is_guessed:
@@ -177,19 +177,7 @@ def _parse_features(name: str, column: np.ndarray, line_numbers: list[int], labe
         raise ValueError(
             f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, no number; encode it{remedy}"
         )
-    with np.errstate(over="ignore"):  # refused below
-        values = exact.astype(np.float32)
-    if (too_large := np.flatnonzero(np.isinf(values) & np.isfinite(exact))).size:
-        row = too_large[0]
-        raise ValueError(
-            f"column {name!r} has '{column[row]}' in line {line_numbers[row]}, too large for float32; scale it"
-        )
-    if find_coarse_column(exact[:, None]) is not None:
-        raise ValueError(
-            f"column {name!r} has values from {exact.min():.17g} to {exact.max():.17g}, which float32 hardly tells "
-            "apart; subtract their mean, or leave it out"
-        )
-    return values
+    return numbers
 
 
 def _parse_marks(name: str, column: np.ndarray, line_numbers: list[int]) -> np.ndarray:

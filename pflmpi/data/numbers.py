@@ -1,5 +1,8 @@
 """Which values of a user's data are numbers, missing, or too alike for float32."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 _MANY = 10**7  # values, 80 MB as float64
@@ -58,7 +61,34 @@ def find_missing(values: np.ndarray, allow_blank: bool = False) -> int | None:
     return int(missing.argmax()) if missing.any() else None
 
 
-def find_coarse_column(values: np.ndarray) -> int | None:
+def to_float32(
+    values: np.ndarray, what: str = "value", columns: Sequence[str] = (), lines: Sequence[int] = ()
+) -> np.ndarray:
+    """Converts numbers [n, ...] to float32; `ValueError` for values that it cannot hold or tell apart.
+
+    Args:
+        what: what a column is, where `columns` do not name it.
+        lines: the lines of the samples [n] in their file.
+    """
+    numbers = values.reshape(len(values), math.prod(values.shape[1:]))
+    with np.errstate(over="ignore"):  # refused below
+        converted = numbers.astype(np.float32)
+    if not (finite := np.isfinite(converted)).all():
+        sample, column = np.argwhere(~finite)[0]
+        number, place = numbers[sample, column], f"line {lines[sample]}" if lines else f"sample {sample}"
+        problem = "too large for float32; scale it" if np.isfinite(number) else "not a finite number; fill it in"
+        name = f"column {columns[column]!r}" if columns else f"{what} {column}"
+        raise ValueError(f"{place} has {name} = {number}, {problem}, or leave the {place.split()[0]} out")
+    if not np.can_cast(values.dtype, np.float32) and (column := _find_coarse_column(numbers)) is not None:
+        name = f"column {columns[column]!r}" if columns else f"{what} {column}"
+        raise ValueError(
+            f"{name} of the samples is from {numbers[:, column].min()} to {numbers[:, column].max()}, which float32 "
+            "hardly tells apart; subtract its mean, or leave it out"
+        )
+    return converted.reshape(values.shape)
+
+
+def _find_coarse_column(values: np.ndarray) -> int | None:
     """Returns the first column of numbers [n, D] that float32 rounds by more than a hundredth of its range, or None.
 
     Columns that are constant, but for the rounding of float64, do not count.

@@ -14,7 +14,7 @@ from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.hugging_face import is_hugging_face, read_hugging_face
 from pflmpi.data.image_files import find_image_classes, read_image_folder
 from pflmpi.data.leaf import is_leaf, read_leaf
-from pflmpi.data.numbers import find_coarse_column, find_missing, to_numbers
+from pflmpi.data.numbers import find_missing, to_float32, to_numbers
 from pflmpi.data.pfllib import is_split_by_client, read_pfllib
 from pflmpi.data.task_kinds import CLASSIFICATION, TaskKind
 from pflmpi.errors import DataError
@@ -317,29 +317,7 @@ def _convert_samples(x: np.ndarray, layout: str | None) -> np.ndarray:
         )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x[:, None] if x.ndim == 3 else x
-    return _to_float32(x)
-
-
-def _to_float32(x: np.ndarray) -> np.ndarray:
-    """Converts samples [n, ...] to float32; `ValueError` for values that it cannot hold or tell apart."""
-    with np.errstate(over="ignore"):  # refused below
-        values = x.astype(np.float32)
-    if not (finite := np.isfinite(values)).all():
-        sample, value = np.nonzero(~finite)[0][0], x[~finite][0].item()
-        problem = "a value that is not a finite number; fill it in"
-        if np.isfinite(value):
-            problem = f"the value {value!r}, too large for float32; scale it"
-        raise ValueError(f"sample {sample} has {problem}, or leave the sample out")
-    if x.dtype.itemsize <= 2 or x.dtype == np.float32 or not x.size:
-        return values
-    columns = x.reshape(len(x), -1)
-    if (column := find_coarse_column(columns)) is not None:
-        least, most = columns[:, column].min(), columns[:, column].max()
-        raise ValueError(
-            f"value {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract its "
-            "mean, or leave it out"
-        )
-    return values
+    return to_float32(x)
 
 
 def _guess_layout(x: np.ndarray) -> str:

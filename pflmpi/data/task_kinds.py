@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pflmpi.data.numbers import find_coarse_column
+from pflmpi.data.numbers import to_float32
 from pflmpi.registry import Registry, accept_subclass
 
 if TYPE_CHECKING:
@@ -50,18 +50,7 @@ class TaskKind(ABC):
         """
         if y.dtype.kind not in "biuf" or y.ndim not in (1, 2):
             raise ValueError(f"labels are {y.dtype} {list(y.shape)}; expected numbers [n] or [n, K]")
-        numbers = y[:, None] if y.ndim == 1 else y
-        with np.errstate(over="ignore"):  # refused below
-            values = numbers.astype(np.float32)
-        if (wrong := ~np.isfinite(values).all(1)).any():
-            raise ValueError(f"sample {wrong.argmax()} has the label {y[wrong.argmax()]}; expected finite numbers")
-        if (column := find_coarse_column(numbers)) is not None:
-            least, most = numbers[:, column].min(), numbers[:, column].max()
-            raise ValueError(
-                f"label {column} of the samples is from {least} to {most}, which float32 hardly tells apart; subtract "
-                "its mean"
-            )
-        return values
+        return to_float32(y[:, None] if y.ndim == 1 else y, "label")
 
     def num_outputs(self, labels: np.ndarray) -> int:
         """K, the scores of a sample or position."""

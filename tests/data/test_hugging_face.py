@@ -106,7 +106,7 @@ BAD = [
     ({"x": [1, 2], "label": [0, None]}, "sample 1 has no label; fill it in"),
     ({"x": [[1], [1, 2]], "label": [0, 1]}, "column 'x' has lists of unlike length; pad or cut them"),
     ({"x": [], "label": []}, "it has no samples"),
-    ({"x": [[1], [None]], "label": [0, 1]}, "sample 1 has a value that is not a finite number"),
+    ({"x": [[1], [None]], "label": [0, 1]}, "sample 1 has value 0 = nan, not a finite number"),
     ({"x": [1, 2], "label": ["a", None]}, "sample 1 has no label; fill it in"),
     ({"x": [[1], [2]], "z": [[1], [2]], "label": [0, 1]}, r"it has several columns of samples: x, z; leave some out"),
     ({"x": [1, 2], "z": [0, 1]}, "set data.label .*, the column of the labels; known: x, z"),
