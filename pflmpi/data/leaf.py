@@ -15,7 +15,7 @@ def is_leaf(folder: Path) -> bool:
     return any((folder / "train").glob("*.json"))
 
 
-def read_users(file: Path) -> list[tuple[str, Any, Any]]:
+def _read_users(file: Path) -> list[tuple[str, Any, Any]]:
     """Reads one file: every user in its order, with x and y as parsed.
 
     Raises:
@@ -51,7 +51,7 @@ def read_leaf(folder: Path) -> OwnArrays:
             if not file.is_file():
                 raise ValueError(f"{file} is no regular file")
             try:
-                for user, x, y in read_users(file):
+                for user, x, y in _read_users(file):
                     parts.append(
                         (f"user {user!r} of {file}", _to_array(user, x, np.float32), _to_array(user, y, np.float64))
                     )
