@@ -120,7 +120,7 @@ def make_placement(
     groups = cut_groups(executor.cohort, steps, lanes)
     max_clients = max(MAX_TOGETHER, int(lanes * training.participation))
     computing = choose_computing_ranks(runtime.server, ranks, n, slots)
-    sample_work = compute_relative_flops(executor.tasks)[executor.cohort]
+    sample_work = compute_relative_flops(executor.tasks, federation.dataset.images[:1])[executor.cohort]
     work = 3.0 * steps * training.batch_size * sample_work  # forward, and twice as much backward
     test_work = federation.num_test * sample_work
     # A call costs as much as the arithmetic of some hundred small models, so very many of them share a call.
@@ -144,10 +144,13 @@ def count_round_steps(training: TrainingConfig, num_train: np.ndarray) -> np.nda
     return np.array([training.num_steps(int(samples)) for samples in sizes], np.int64)[inverse]
 
 
-def compute_relative_flops(tasks: Sequence[Task]) -> np.ndarray:
+def compute_relative_flops(tasks: Sequence[Task], images: np.ndarray) -> np.ndarray:
     """Returns [C] the operations of a forward pass in each cohort, relative to 100 for the cheapest; 1 for one cohort.
 
     Whole numbers, so that their sums are the same in any order, on every rank.
+
+    Args:
+        images: a sample of the data, since a module may refuse made-up ones.
     """
     if len(tasks) == 1:
         return np.ones(1)
@@ -157,7 +160,7 @@ def compute_relative_flops(tasks: Sequence[Task]) -> np.ndarray:
     for number, task in enumerate(tasks):
         host = task.replace(device=HOST)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            host.predict(host.init(), torch.zeros(1, *task.architecture.shape))
+            host.predict(host.init(), host.prepare(torch.tensor(images)))
         flops[number] = max(counter.get_total_flops(), 1)
     relative: np.ndarray = np.rint(100 * flops / flops.min())
     return relative

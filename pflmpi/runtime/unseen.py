@@ -83,7 +83,7 @@ def unseen_setup(
     clients = np.arange(len(placement.work), federation.num_clients)
     steps = count_round_steps(training, federation.num_train)
     samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
-    work = samples * compute_relative_flops(executor.tasks)[executor.cohort]
+    work = samples * compute_relative_flops(executor.tasks, federation.dataset.images[:1])[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
     unseen = Placement(placement.ranks, groups, placement.max_clients, None, placement.computing_ranks, work, work)
     own = {name: kind for name, kind in down.items() if type(kind) is not Shared}

@@ -1056,6 +1056,8 @@ def test_a_module_for_tokens_is_tried_with_samples_of_the_data(tmp_path):
         table = np.c_[file["x"], file["client"], file["y"]]
     np.savetxt(tmp_path / "texts.csv", table, "%d", ",", header="a,b,c,d,e,client,y", comments="")
     quick_run.run({**raw, "data": {**raw["data"], "path": str(tmp_path / "texts.csv")}}, tmp_path / "of table")
+    several = [raw["model"], settings_of_texts(Pooled, tmp_path)["model"]]
+    quick_run.run(quick_run.settings(raw, model=several, algorithm={"name": "local"}), tmp_path / "several models")
     with pytest.raises(ConfigError, match="of 5, made up with values from 0 to 1: Length of all samples"):
         MODELS[f"{HERE}Packed"](head="fc").bind((5,), 2)
     with pytest.raises(ConfigError, match=r"of 5: Expected .* samples are float32, of which x.long"):
