@@ -78,7 +78,7 @@ def _apply_steps(model: Tree, steps: Tree) -> Tree:
     num_gradients = leaf(steps, "gradients")  # [] or [m]
 
     def move(x: Tensor, d: Tensor) -> Tensor:
-        return x - num_gradients.reshape(*num_gradients.shape, *[1] * (d.ndim - num_gradients.ndim)) * d
+        return x - num_gradients.reshape(num_gradients.shape + (1,) * (d.ndim - num_gradients.ndim)) * d
 
     trained = tree.map(move, only(model, TRAINED_PARTS), part(steps, "direction"))
     return {**model, **only(steps, ("stats",)), **trained}

@@ -20,6 +20,7 @@ from pflmpi.testing.conformance import Runs
 CNN = {"name": "cnn", "kernel": 3, "padding": 1, "first_channels": 2, "second_channels": 3, "hidden": 12}
 LAST = {**CNN, "trainable": ["fc1.*", "head.*"]}
 NET = '''
+import torch
 from torch import nn
 
 
@@ -38,6 +39,17 @@ class Fixed(Net):
     def __init__(self, num_classes):
         super().__init__(num_classes)
         self.first.requires_grad_(False)
+
+
+class Scaled(Fixed):
+    """It also trains a number, a parameter without an axis."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.fc(self.second(self.scale * self.first(x.flatten(1)).relu()).relu())
 
 
 class Tied(Net):
@@ -81,11 +93,12 @@ def net(tmp_path):
 
 
 @pytest.mark.parametrize("name", ON_ANY_MODEL)
-def test_each_algorithm_keeps_its_promises_with_frozen_parts(name, net, tmp_path):
+def test_each_algorithm_keeps_its_promises_with_frozen_parts_and_a_number(name, net, tmp_path):
+    model = {**net, "name": net["name"].replace("Fixed", "Scaled")}
     case = next(case for case in every_algorithm().values() if case["algorithm"]["name"] == name)
     continued = name in ("fedavg", "fedper", "fedproto", "fedgmh")
     rounds = 3 if continued else 2
-    runs = Runs({**case, "model": net, "training": {**case["training"], "rounds": rounds}}, tmp_path)
+    runs = Runs({**case, "model": model, "training": {**case["training"], "rounds": rounds}}, tmp_path)
     conformance.loop_and_lanes_agree(runs)
     if continued:
         conformance.same_bits(runs, "lanes", 3)
