@@ -82,8 +82,8 @@ def train(
 
     SGD is PyTorch's (v = m v + g + w p, p = p - lr v), as are Adam and AdamW; momentum and moments start at zero, or,
     with `training.keep_optimizer`, as the client's last round left them. A leaf on which the loss of a batch does not
-    depend stays as it is in that step, without decay or momentum, as in PyTorch. Batch-norm statistics (`"stats"`)
-    follow the forward passes.
+    depend stays as it is in that step, without decay or momentum, as in PyTorch; a direction has an entry for every
+    leaf, and decay and momentum apply to all. Batch-norm statistics (`"stats"`) follow the forward passes.
 
     Args:
         params: a tree of named parts, such as a model.
@@ -165,8 +165,8 @@ def _explain_outside_tensor(tensor: Tensor, phases: Sequence[Phase]) -> str:
 def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> tuple[Tree, Tensor]:
     """The gradient of a loss with respect to some parts of the parameters, and its value; 0 for padding alone.
 
-    Both are constants, without second derivatives. The parameters are not changed, but batch-norm statistics in
-    `params["stats"]` follow the forward pass in place.
+    Both are constants, without second derivatives; a leaf on which the loss does not depend gets zeros. The parameters
+    are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
 
     Raises:
         ValueError: the parameters are being differentiated, as in a loss; there `torch.func.grad` is right.
