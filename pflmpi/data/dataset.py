@@ -92,8 +92,10 @@ def assemble(
             numbers.
 
     Raises:
-        DataError: arrays of different lengths, or labels, marks or writers out of range or that are not whole numbers.
+        DataError: arrays of different lengths, masked or without samples, samples that are not finite, or labels, marks
+            or writers out of range or that are not whole numbers.
     """
+    _check_unmasked(name, images, labels, official_test, writers, official_validation)
     try:
         labels = to_integers("labels", labels) if task_kind.classes else task_kind.labels(np.asarray(labels))
         official_test = to_integers("official_test", official_test)
@@ -105,6 +107,8 @@ def assemble(
     images = np.ascontiguousarray(images)  # torch takes no view that is mirrored
     marks = {"official_test": official_test, "official_validation": official_validation}
     _check_images(name, images, {"labels": labels, "writers": writers, **marks})
+    if digest is None and images.dtype == np.float32:
+        _check_finite(name, images)
     if task_kind.classes:
         _check_range(name, "labels", labels, num_classes - 1)
     for what, values in marks.items():
@@ -145,6 +149,26 @@ def _check_images(name: str, images: np.ndarray, by_sample: dict[str, np.ndarray
         )
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
+
+
+def _check_unmasked(name: str, *arrays: object) -> None:
+    """Raises `DataError` for a NumPy array with masked values, whose mask a conversion would drop."""
+    if any(map(np.ma.is_masked, arrays)):
+        raise DataError(
+            f"dataset {name!r} has a masked array with masked values; fill them in (array.filled(...)), or leave those "
+            "samples out"
+        )
+
+
+def _check_finite(name: str, images: np.ndarray) -> None:
+    """Raises `DataError` for a sample with a value that is not finite."""
+    for start in range(0, len(images), _ENOUGH):
+        finite = np.isfinite(images[start : start + _ENOUGH])
+        if not finite.all():
+            raise DataError(
+                f"dataset {name!r}: sample {start + np.argwhere(~finite)[0][0]} has a value that is not a finite "
+                "number; fill it in, or leave the sample out"
+            )
 
 
 def _are_whole(images: np.ndarray) -> bool:

@@ -31,6 +31,17 @@ def test_arrays_of_different_lengths_are_refused():
             assemble("toy", wrong, np.arange(3) % 2, np.zeros(3, dtype=bool), 2)
 
 
+def test_samples_that_are_no_numbers_or_masked_are_refused():
+    images, rest = np.ones((20_000, 2), np.float32), (np.arange(20_000) % 2, np.zeros(20_000, bool), 2)
+    masked = np.ma.masked_less(rest[0], 1)
+    with pytest.raises(DataError, match=r"dataset 'toy' has a masked array with masked values; fill them in"):
+        assemble("toy", images, masked, *rest[1:])
+    assemble("toy", np.ma.masked_greater(images, 1), *rest)  # nothing is masked
+    images[15_000, 1] = np.nan
+    with pytest.raises(DataError, match="dataset 'toy': sample 15000 has a value that is not a finite number; fill it"):
+        assemble("toy", images, *rest)
+
+
 def test_samples_may_be_a_view_and_marks_be_whole_numbers():
     images = np.arange(24, dtype=np.uint8).reshape(4, 1, 2, 3)[:, :, ::-1]
     labels, test, validation = np.arange(4) % 2, np.array([0, 0, 0, 1]), np.array([1, 0, 0, 0])
