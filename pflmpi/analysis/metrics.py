@@ -58,19 +58,14 @@ def find_best_round(
     return int(np.nanargmin(values) if measure.lower else np.nanargmax(values))
 
 
-def compute_mean(values: Sequence[float] | np.ndarray) -> float:
-    """The mean of values; NaN where infinities of both signs leave it open.
+def compute_mean(values: Sequence[float] | Sequence[np.ndarray] | np.ndarray) -> Any:
+    """The mean of numbers, or of arrays [n, ...] over the first axis; NaN where infinities of both signs leave it open.
 
-    >>> compute_mean([1.0, 2.0]), compute_mean([1.0, math.inf]), compute_mean([math.inf, -math.inf])
-    (1.5, inf, nan)
+    >>> float(compute_mean([1.0, math.inf])), float(compute_mean([math.inf, -math.inf]))
+    (inf, nan)
     """
-    return math.nan if {math.inf, -math.inf} <= {*values} else statistics.fmean(values)
-
-
-def average_series(series: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """The mean of series [n, ...] of equal length; NaN where infinities of both signs leave it open; [...]."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.mean(series, axis=0))
+        return np.mean(values, axis=0)
 
 
 def compute_deviation(values: Sequence[float]) -> float:

@@ -215,7 +215,7 @@ def pick_value(columns: Mapping[str, np.ndarray], metric: str | None, figure: st
             return math.nan
         best = np.nanargmin(scores) if shown.lowest or lower_is_better(judge) else np.nanargmax(scores)
         return float(values[best])
-    return compute_mean(values[evaluated][-1 if figure == "last" else -LAST :])
+    return float(compute_mean(values[evaluated][-1 if figure == "last" else -LAST :]))
 
 
 def _choose_judge(metric: str | None, columns: Container[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, group_by_seed
-from pflmpi.analysis.metrics import CONFIDENCE, average_series, compute_margin_of_error, find_best_round
+from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error, compute_mean, find_best_round
 from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, pick_evenly_spaced
@@ -145,7 +145,7 @@ def _average_bands(group: SeedGroup, measure: MainMeasure) -> Curve | None:
         return None
     if len(curves) < 2 or (count := _count_common_points(curves, over_rounds=True)) is None:
         return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
-    y, low, high = (average_series([getattr(curve, side)[:count] for curve in curves]) for side in ("y", "low", "high"))
+    y, low, high = (compute_mean([getattr(curve, side)[:count] for curve in curves]) for side in ("y", "low", "high"))
     mark = None if describe_validation_choice(group.runs) else _find_best(y, measure)
     return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=mark)
 
@@ -267,7 +267,7 @@ def _count_common_points(curves: Sequence[Curve], over_rounds: bool) -> int | No
 def _average_curves(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
     """Mean of the first `count` points of curves, with its confidence interval; no interval at infinite values."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
-    mean, margin = average_series(y), compute_margin_of_error(np.where(np.isfinite(y), y, np.nan))
+    mean, margin = compute_mean(y), compute_margin_of_error(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - margin, mean + margin))
     return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, points=None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.metrics import average_series, find_best_round
+from pflmpi.analysis.metrics import compute_mean, find_best_round
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.selection import NamedRun, SeedGroup
 from pflmpi.analysis.series.accuracy import choose_measure, format_mean_label, format_title, mask_evaluated
@@ -103,7 +103,7 @@ def average_columns(group: SeedGroup) -> Columns:
     seeds = [named_run.run.columns for named_run in group.runs]
     count = min(len(columns["round"]) for columns in seeds)
     names = [name for name in seeds[0] if all(name in columns for columns in seeds)]
-    return {name: average_series([columns[name][:count] for columns in seeds]) for name in names}
+    return {name: compute_mean([columns[name][:count] for columns in seeds]) for name in names}
 
 
 def plot_rounds(columns: Columns, label: str) -> list[Curves | Stack | Missing]:
