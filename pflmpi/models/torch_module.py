@@ -189,13 +189,17 @@ class ModuleModel(Model):
 
     @classmethod
     def check_keys(cls, values: Mapping[str, Any]) -> None:
-        named = values.get("arguments")
+        named, keys = values.get("arguments"), {key.name for key in dataclasses.fields(ModuleModel)}
         for name in cls.shared_names:
             if name in values and not (isinstance(named, Mapping) and name in named):
-                raise ConfigError(
-                    f"model.{name} may be a key of every module or the argument {name!r} of {cls.name}; give the "
-                    f"latter as model.arguments: {{{name}: ...}}, beside which model.{name} is the former"
-                )
+                instead = f"model.arguments: {{{name}: ...}}"
+                problem = f"is no key, as models have {name!r} themselves; give the argument of {cls.name} as {instead}"
+                if name in keys:
+                    problem = (
+                        f"may be a key of every module or the argument {name!r} of {cls.name}; give the latter as "
+                        f"{instead}, beside which model.{name} is the former"
+                    )
+                raise ConfigError(f"model.{name} {problem}")
 
     def __post_init__(self) -> None:
         for name, value in self.arguments.items():

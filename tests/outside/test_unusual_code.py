@@ -38,9 +38,9 @@ class Net(nn.Module):
 
 
 class Called(Net):
-    def __init__(self, num_classes, head: int, name="net", norm=False, weights: float = 1.0):
+    def __init__(self, num_classes, head: int, name="net", kind="plain", norm=False, weights: float = 1.0):
         super().__init__(num_classes)
-        assert head == 6 and name == "ours"
+        assert head == 6 and name == "ours" and kind == "plain"
         self.norm, self.weight = nn.LayerNorm(6) if norm else nn.Identity(), weights
 
     def forward(self, x):
@@ -221,6 +221,7 @@ def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path):
     [
         ({"norm": "group"}, r"model.norm may be .* argument 'norm' of Called; .*model.arguments: \{norm: ...\}"),
         ({"weights": 2.0}, r"model.weights may be .*model.arguments: \{weights: ...\}"),
+        ({"kind": "odd"}, r"model.kind is no key, .* give the argument of Called as model.arguments: \{kind: ...\}"),
         ({"arguments": {}}, r"model.head may be .*model.arguments: \{head: ...\}"),
         ({"arguments": {"head": "fc"}}, r"model.arguments.head = 'fc': must be a int"),
         ({"arguments": {"head": 6, "width": 3}}, r"model.arguments.width is no argument of Called .* known: head"),
