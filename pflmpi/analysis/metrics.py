@@ -35,12 +35,6 @@ def parse_columns(metrics: Metrics) -> dict[str, np.ndarray]:
     return columns
 
 
-def find_last_value(values: np.ndarray) -> float:
-    """The last value of a column that is not NaN; NaN if there is none."""
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if len(known) else float("nan")
-
-
 def find_best_round(
     columns: Mapping[str, np.ndarray], rounds: np.ndarray | slice = slice(None), measure: MainMeasure = ACCURACY
 ) -> int | None:

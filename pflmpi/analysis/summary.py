@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, group_by_seed, list_compared_options
-from pflmpi.analysis.metrics import compute_cost_to, compute_deviation, compute_mean, find_best_round, find_last_value
+from pflmpi.analysis.metrics import compute_cost_to, compute_deviation, compute_mean, find_best_round
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import compute_gains_over_local
@@ -127,7 +127,7 @@ def summarize_run(run: Run, measure: MainMeasure = ACCURACY) -> Line:
         CheckpointError: its metrics are damaged.
     """
     columns, seconds = run.columns, run.columns["seconds"]
-    last = {name: find_last_value(values) for name, values in columns.items()}
+    last = _read_last_evaluation(run, measure)
     return {
         "rounds": len(seconds),
         "of": int(run.config.get("training", {}).get("rounds", 0)),
@@ -145,6 +145,17 @@ def summarize_run(run: Run, measure: MainMeasure = ACCURACY) -> Line:
     }
 
 
+def _read_last_evaluation(run: Run, measure: MainMeasure) -> dict[str, float]:
+    """The values of the last round with an evaluation by column, of the last round if none has one; {} without rounds.
+
+    A column without a value in that round is NaN, not what it was in an older one.
+    """
+    main = measure if run.has(measure) else run.main_measure
+    evaluated = np.flatnonzero(~np.isnan(run.columns[main.column])) if run.has(main) else []
+    index = evaluated[-1] if len(evaluated) else -1
+    return {name: float(values[index]) for name, values in run.columns.items() if len(values)}
+
+
 def _sum_bytes(values: np.ndarray) -> Value:
     """The sum of a column of bytes; "" if metrics of rounds are lost."""
     return "" if np.isnan(values).any() else int(values.sum())
@@ -154,7 +165,7 @@ def _main_measure_columns(run: Run, measure: MainMeasure, last: Mapping[str, flo
     """The columns of the main measure.
 
     Args:
-        last: the last value of each column of metrics.csv.
+        last: from `_read_last_evaluation`.
     """
     columns = run.columns
     best = validation = std = worst = math.nan

@@ -16,7 +16,7 @@ from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
-from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_runs
+from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_run, summarize_runs
 from pflmpi.analysis.table import compute_entries
 from pflmpi.analysis.table_text import format_entries_csv, format_markdown
 from pflmpi.commands.progress import show_summary
@@ -245,6 +245,15 @@ def test_further_measures_are_drawn_where_they_are(tmp_path):
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
     assert line["after training (%)"] == 100 * run.columns["trained_accuracy_mean"][-1]
+
+
+def test_values_at_the_end_are_of_one_round_the_last_with_an_evaluation(tmp_path):
+    run = written(tmp_path / "run", ("0.5", "0.7", ""))
+    columns = {"trained_accuracy_mean": [0.6, np.nan, np.nan], "train_loss": [3.0, 2.0, 1.0]}
+    run.columns.update({name: np.array(values) for name, values in columns.items()})
+    line = summarize_run(run)
+    assert (line["last (%)"], line["training loss"], line["test loss"]) == (70, 2.0, 2.0)
+    assert np.isnan(line["after training (%)"]), "no participant of round 2 has a value"
 
 
 def test_a_frame_has_a_line_for_each_run(tmp_path):
