@@ -132,7 +132,7 @@ def _update(
     counts = torch.full((2, 1), float(_REAL))
     if task.kind.classes:
         counts = torch.stack([lane.bincount(minlength=task.num_classes) for lane in labels[:, 0, :_REAL]]).float()
-    # SGD, because Adam takes a full step along a gradient that is only rounding, as of a bias before batch norm.
+    # SGD, because Adam takes a full step along a gradient that is only rounding, as of a bias that no score depends on.
     plain = {"lr": min(task.training.lr, _LARGEST_RATE), "optimizer": "sgd", "precision": "fp32"}
     training = task.training.model_copy(update=plain)
     batched = task.replace(batched=True, training=training)

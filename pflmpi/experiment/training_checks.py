@@ -28,7 +28,6 @@ from pflmpi.registry import format_unknown_name
 from pflmpi.runtime.config import EvaluationConfig
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.counts import measure_columns
-from pflmpi.runtime.executors.lanes import train_on_zeros
 from pflmpi.runtime.progress import metric_columns
 from pflmpi.text import join_truncated, short_repr
 from pflmpi.tree import Tree
@@ -417,8 +416,10 @@ def warn_of_single_samples(config: Config, tasks: Sequence[Task], cohort: np.nda
 
 
 def _fails(architecture: Architecture, size: int) -> bool:
+    """Whether a model in training fails on a batch of zeros of a size."""
+    model: Tree = {**architecture.init(np.random.default_rng(0)), "noise": {"key": torch.tensor(0)}}
     try:
-        train_on_zeros(architecture, size)
+        architecture.features(model, torch.zeros(size, *architecture.shape), training=True)
     except Exception:
         return True
     return False

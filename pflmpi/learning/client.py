@@ -80,7 +80,6 @@ class Padding:
     share: Tensor  # [B] float32, the weight over the number of real samples
     target: Tensor | None  # [B, K] float32, minus the one-hot label times the share; None where labels are no classes
     active: Tensor | None  # [] float32, 0 for a batch without real samples; None: every lane has a real sample
-    full: bool = False  # no lane has padding; only set where the model has batch norm
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _inputs_and_form(batch: StepBatch) -> tuple[list[Tensor], Hashable]:
         tensors += [minibatch.x, minibatch.y, minibatch.key]
         if padding is not None:
             tensors += [padding.weight, padding.share, padding.target, padding.active]
-        settings += [padding is not None and padding.full, minibatch.smoothing]
+        settings.append(minibatch.smoothing)
     inputs, layout = _unwrap_lanes(tensors)
     return inputs, (layout, *settings)
 

@@ -6,7 +6,6 @@ without a real sample changes nothing.
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from pflmpi.learning.optimizers import Gradients, Rate, adam_step, clip, init_op
 from pflmpi.learning.parts import has_path, overlay, remaining_paths, select_trained
 from pflmpi.learning.replay import ReadsElsewhere, Steps, find_tensor_name, function_key
 from pflmpi.learning.task import Task
-from pflmpi.models.padded_norm import MaskedBatchNorm
 from pflmpi.tree import Tree
 from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
@@ -316,11 +314,7 @@ def _lane_gradients(
 
     def loss_and_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         remaining, padding = iter(leaves), batch.padding
-        masked: AbstractContextManager[object] = nullcontext()
-        if padding is not None and task.architecture.has_batch_norm and not padding.full:
-            masked = MaskedBatchNorm(padding.weight)
-        with masked:
-            value = _check_scalar(loss(overlay(params, tree.map(lambda _: next(remaining), trained)), batch))
+        value = _check_scalar(loss(overlay(params, tree.map(lambda _: next(remaining), trained)), batch))
         if padding is not None and padding.active is not None:
             value = padding.active * value  # a step of padding alone has no gradient, not even of a proximal term
         grads = torch.autograd.grad(value, leaves, _grad_output_for(value, grad_output), allow_unused=True)

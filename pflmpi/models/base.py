@@ -39,7 +39,7 @@ class Architecture(ABC):
         shape: of a sample: (C, H, W) of an image, (F,) of a line of a table.
         num_classes: K.
         num_features: d, the width of the body's output.
-        has_batch_norm: whether training updates the part "stats" of the weights.
+        has_batch_norm: whether training updates the part "stats" of the weights, which lanes refuse.
         draws_noise: whether training draws noise, as dropout does, from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
         suits_lanes: whether `executor: auto` may choose lanes; PyTorch takes recurrent layers apart and computes

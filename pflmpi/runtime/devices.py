@@ -282,18 +282,17 @@ def choose_executor(
         on_gpu: whether clients are computed on GPUs, on whatever rank.
     """
     architectures = [task.architecture for task in tasks]
-    batch_norm = any(architecture.has_batch_norm for architecture in architectures)
+    normed = [architecture.name for architecture in architectures if architecture.has_batch_norm]
     executor = runtime.executor
     if executor == "auto":
-        # On a CPU, batching makes matrix products faster and convolutions slower. Lanes with batch norm have not been
-        # timed on a GPU.
-        batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
+        # On a CPU, batching makes matrix products faster and convolutions slower.
+        batchable = not normed and (on_gpu or not any(a.has_convolution for a in architectures))
         batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
         executor = "lanes" if batchable else "loop"
-    if executor == "lanes" and batch_norm and tasks[0].training.micro_batch is not None:
+    if executor == "lanes" and normed:
         raise ConfigError(
-            f"training.micro_batch = {tasks[0].training.micro_batch} with a model that has batch norm, in lanes, where "
-            "a part of a batch may be padding alone; set runtime.executor: loop, or leave micro_batch null"
+            f"runtime.executor = 'lanes' with model {normed[0]}, whose buffers training changes, as batch norm does: "
+            "they would follow the padding of batches; set runtime.executor: loop, or model.norm: group for a module"
         )
     if executor == "loop":
         return runtime.model_copy(update={"executor": executor, "lanes": 1})

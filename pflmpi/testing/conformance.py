@@ -217,7 +217,8 @@ class AlgorithmTests:
         algorithm: its class; or its name as in a configuration, where a file is relative to that of the tests.
         options: values for its fields.
         sections: further sections of the configuration, such as another model.
-        executors: executors to test and compare; without "lanes" clients are only trained one by one.
+        executors: executors to test and compare; without "lanes" clients are only trained one by one,
+            as a model with batch norm needs it.
         tolerance: absolute tolerance between loop and lanes.
     """
 

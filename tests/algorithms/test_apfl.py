@@ -186,15 +186,5 @@ def test_statistics_are_mixed_for_prediction(bn):
     torch.testing.assert_close(APFL().predict(task, client, down, x), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("bn", ["average", "local"])
-def test_lanes_agree_with_the_loop_under_batch_norm(bn):
-    task = comparisons.with_batch_norm(bn=bn)
-    fresh = APFL().init_client(task)
-    client = {**fresh, "own": tree.map(lambda leaf: leaf * 1.5 + 0.1, fresh["own"])}
-    comparisons.check_lanes(
-        task, APFL(), client, APFL().publish(task, APFL().init_server(task), np.arange(1)), ("train",)
-    )
-
-
 def test_a_step_of_padding_alone_changes_nothing():
     comparisons.check_padding(APFL(), client_of(comparisons.model(2), 0.4), {"model": comparisons.model(1)}, ("train",))

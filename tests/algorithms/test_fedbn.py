@@ -114,10 +114,11 @@ def test_a_model_without_batch_norm_is_refused(model, settings, name, tmp_path):
 
 @pytest.mark.slow
 class TestFedBN(AlgorithmTests):
-    """Its conformance, in lanes too, on a model with batch norms."""
+    """Its conformance on a model with batch norms, which lanes refuse."""
 
     algorithm = "fedbn"
     sections: ClassVar[dict[str, Any]] = {}
+    executors = ("loop",)
 
     @pytest.fixture(autouse=True)
     def _model(self, model):

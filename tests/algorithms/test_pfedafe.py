@@ -181,14 +181,6 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path):
     assert np.array_equal(first, second)
 
 
-def test_lanes_agree_with_the_loop_under_batch_norm():
-    task = comparisons.with_batch_norm()
-    fresh = PFedAFE().init_client(task)
-    own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
-    client, down = {**fresh, **own, "trained": torch.tensor(True)}, {"body": PFedAFE().init_server(task)["shared"]}
-    comparisons.check_lanes(task, PFedAFE(), client, down, ("train", "beta"))
-
-
 def test_a_step_of_padding_alone_changes_nothing():
     comparisons.check_padding(PFedAFE(), client_of(comparisons.model(2)), shared_body(1), ("train", "beta"))
 

@@ -85,10 +85,10 @@ def test_so_it_does_in_lanes_of_unlike_lengths(algorithm, tmp_path):
     assert check(raw(ALGORITHMS[algorithm][0], MODELS["mlp"], "lanes"), tmp_path) > 0
 
 
-@pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_batch_norm_and_dropout_are_as_in_evaluation(executor, tmp_path):
+@pytest.mark.parametrize(("norm", "executor"), [("as_written", "loop"), ("group", "lanes")])
+def test_norms_and_dropout_are_as_in_evaluation(norm, executor, tmp_path):
     (tmp_path / "net.py").write_text(NORMED)
-    model = {"name": f"{tmp_path / 'net.py'}:Net", "head": "head"}
+    model = {"name": f"{tmp_path / 'net.py'}:Net", "head": "head", "norm": norm}
     check(raw({"name": "fedrep", "head_epochs": 2}, model, executor), tmp_path)
 
 

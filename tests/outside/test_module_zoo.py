@@ -1161,7 +1161,7 @@ def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path):
         assert np.linalg.norm(states[1][path] - array) <= 0.05 * np.linalg.norm(array), path
 
 
-@pytest.mark.parametrize("kind", [Normed, LayerNormed, GroupNormed, UntrackedInstances], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [Frozen, LayerNormed, GroupNormed, UntrackedInstances], ids=lambda k: k.__name__)
 def test_in_bfloat16_norms_in_lanes_agree_with_the_loop(kind, tmp_path):
     training, states = {**TRAINING, "steps": 2, "batch_size": 10, "precision": "bf16"}, []
     for executor in ("loop", "lanes"):

@@ -72,10 +72,10 @@ def test_with_convolutions_it_has_not_which_the_documentation_says():
     assert differing(executor_of(sections)), "grouped convolutions agree now, too: say so in docs/configuration.md"
 
 
-FEDAVG, FEDBN = ({"algorithm": {"name": name}} for name in ("fedavg", "fedbn"))
+FEDAVG = {"algorithm": {"name": "fedavg"}}
 UNTRIED = [
     *((section, "mlp", "classification") for section in every_algorithm().values()),
-    *((FEDBN if model == "resnet18" else FEDAVG, model, "classification") for model in MODELS),
+    *((FEDAVG, model, "classification") for model in MODELS if model != "resnet18"),  # which lanes refuse
     *((FEDAVG, "mlp", kind) for kind in TASK_KINDS if kind != "tokens"),  # whose models are own
 ]
 
@@ -149,9 +149,5 @@ def test_the_batches_of_all_lanes_are_padded_to_the_longest_lane_and_the_widest_
     padded = batches.pad_lanes(pool, lanes)
     assert padded.places["index"].tolist() == [[[7, 3], [5, 0]], [[9, 0], [0, 0]], [[0, 0], [0, 0]]]
     assert padded.places["weight"].tolist() == [[[1, 1], [1, 0]], [[1, 0], [0, 0]], [[0, 0], [0, 0]]]
-    assert (padded.full_steps, padded.full) == (0, (False, False))
-    assert batches.pad_lanes(pool, lanes[:1]).full_steps == 2 and batches.pad_lanes(pool, lanes[:1]).full == (
-        True,
-        False,
-    )
+    assert padded.full_steps == 0 and batches.pad_lanes(pool, lanes[:1]).full_steps == 2
     assert batches.pad_lanes(pool, [[], []]).places["index"].shape == (2, 0, 1)

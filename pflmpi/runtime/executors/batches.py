@@ -187,7 +187,6 @@ class LaneBatches(StoredBatches):
     smoothing: float = 0.0  # of the labels
     transform: Transform | None = None
     draws: Tensor | None = None  # [S] int64, keys of the transform; None: no sample is changed
-    full: tuple[bool, ...] = ()  # [S] whether all samples of all lanes are real; () if unknown
     index: Tensor | None = None  # [S, B] int64, positions of the samples in the pool; None if unknown
     inputs: Callable[[Tensor], Tensor] | None = None  # gathered samples -> model inputs; None for `task.prepare`
 
@@ -206,11 +205,8 @@ class LaneBatches(StoredBatches):
             one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
             targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _unbind_keys(self.keys, len(self))
-        full = self.full if self.task.architecture.has_batch_norm else ()
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
-            padding = Padding(
-                weight, mean, target, None if step < self.full_steps else active[step], bool(full) and full[step]
-            )
+            padding = Padding(weight, mean, target, None if step < self.full_steps else active[step])
             yield Batch(x, y, padding, key, self.smoothing)
 
     def with_features(self, split: StoredBatches, features: Tensor, labels: Tensor) -> "LaneBatches | None":
@@ -257,12 +253,10 @@ class LanePass:
         places: on the host: `index` [L, S, B] int64 into the pool; `weight` [L, S, B] float32, 0 for padding; `keys`
             [L, S] int64 if noise is drawn; `draws` [L, S] int64 if samples are transformed.
         full_steps: steps before the shortest lane ends.
-        full: [S] whether all samples of all lanes are real.
     """
 
     places: Tree
     full_steps: int
-    full: tuple[bool, ...]
 
 
 def pad_lanes(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
@@ -279,7 +273,7 @@ def pad_lanes(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     index[is_real] = np.concatenate([np.empty(0, np.int64), *itertools.chain.from_iterable(lanes)])
     weight = is_real.astype(np.float32)
     places: Tree = {"index": torch.from_numpy(pool.places(index)), "weight": torch.from_numpy(weight)}
-    return LanePass(places, min(map(len, lanes), default=0), tuple(np.asarray(is_real.all((0, 2))).tolist()))
+    return LanePass(places, min(map(len, lanes), default=0))
 
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:

@@ -14,7 +14,6 @@ from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
-from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores, collect_inputs
 from pflmpi.runtime.counts import Counts, count_results
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
@@ -96,8 +95,6 @@ class Lanes(Executor):
         task, train = self.task(clients).replace(batched=True), [self.federation.train[client] for client in clients]
         pool = self.pool.on_device(train)
         padded = {name: self._padded(pool, clients, states, round, name, length) for name, length in passes.items()}
-        if task.architecture.has_batch_norm:
-            self._refuse_single(method.__name__, clients, round, padded.values())
         padded[TRAIN] = pad_lanes(pool, [split_in_order(samples, self.eval_batch) for samples in train])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         inputs: Tree = {
@@ -147,7 +144,6 @@ class Lanes(Executor):
             0.0 if length is None else self.smoothing(length),
             self.transform,
             draws,
-            lane_pass.full,
             index,
         )
 
@@ -164,16 +160,7 @@ class Lanes(Executor):
         if self.transforms(length):
             draws = [self.keys(int(client), round, name, steps, "transform") for client in clients]
             keys["draws"] = torch.stack(draws)
-        return LanePass({**padded.places, **keys}, padded.full_steps, padded.full)
-
-    def _refuse_single(self, method: str, clients: np.ndarray, round: int, passes: Iterable[LanePass]) -> None:
-        """Raise the model's error for batches of one sample, which it cannot see when they are padded."""
-        task = self.task(clients)
-        for lane_pass in passes:
-            has_single = (tree.leaf(lane_pass.places, "weight").sum(-1) == 1).any(-1).numpy()
-            if has_single.any():
-                with calling(self.algorithm, method, round, [int(clients[has_single][0])]):
-                    train_on_zeros(task.architecture, 1)
+        return LanePass({**padded.places, **keys}, padded.full_steps)
 
 
 def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
@@ -191,10 +178,3 @@ def _fill(like: Tree, leaves: Iterable[Tensor]) -> Tree:
     """Returns a tree with the structure of `like` and the given leaves."""
     iterator = iter(leaves)
     return tree.map(lambda _: next(iterator), like)
-
-
-@functools.cache
-def train_on_zeros(architecture: Architecture, size: int) -> None:
-    """Calls a model in training with a batch of a size, to raise its error."""
-    model: Tree = {**architecture.init(np.random.default_rng(0)), "noise": {"key": torch.tensor(0)}}
-    architecture.features(model, torch.zeros(size, *architecture.shape), training=True)
