@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import comparisons
 import numpy_network
+import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
@@ -23,6 +25,7 @@ from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
 from pflmpi.algorithms.prototypes import combine_class_means, initial_class_means
 from pflmpi.learning.local_training import LocalTraining
+from pflmpi.store import run_folder
 
 LR = 0.1
 
@@ -501,3 +504,85 @@ def test_fedgmh_averaging_ablations(variant):
         w[key] = (w[key] + received) / 2  # equations 10 and 11
     small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(batch))))
     assert "critical" not in state
+
+
+class Dropping(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.drop, self.fc = nn.Linear(64, 12), nn.Dropout(0.3), nn.Linear(12, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.drop(self.first(x.flatten(1)).relu()))
+
+
+LOCAL, FEDAVG = {"name": "local"}, {"name": "fedavg"}
+BY_CLIENTS, BY_SAMPLES = {**FEDAVG, "weighting": "clients"}, {**FEDAVG, "weighting": "samples"}
+APFL, PFEDAFE = {"name": "apfl", "adaptive": False}, {"name": "pfedafe", "adaptive": False}
+PERFEDAVG = {"name": "perfedavg", "inner_lr": 0.0}
+# Its coin all but always aggregates: then a run of local steps is one step.
+L2GD = {"name": "l2gd", "prox_weight": 0.0, "aggregation_probability": 1 - 1e-9}
+
+STEADY, DECAY = {"training": {"momentum": 0.5}}, {"training": {"momentum": 0.5, "weight_decay": 0.01}}
+DROPPING = {**DECAY, "model": {"name": f"{__file__}:Dropping", "head": "fc"}}
+ALWAYS = {"training": {"momentum": 0.5, "participation": 1.0}}
+ALONE = {"partition": {"name": "iid", "clients": 1}, "data": {"name": "digits", "limit": 100}}
+
+SERVER, OWN_BODY = {"server/": "server/"}, {"clients/body/": "clients/model/body/"}
+
+
+@pytest.mark.parametrize(
+    "first, second, sections, parts, tolerance",
+    [
+        ({**APFL, "alpha": 0.0, "weighting": "clients"}, BY_CLIENTS, DECAY, SERVER, 0),
+        ({**APFL, "alpha": 0.0, "weighting": "samples"}, BY_SAMPLES, DECAY, SERVER, 0),
+        ({**APFL, "alpha": 0.0, "weighting": "samples"}, BY_SAMPLES, DROPPING, SERVER, 0),
+        ({**APFL, "alpha": 1.0}, LOCAL, DECAY, {"clients/own/": "clients/model/"}, 0),
+        ({**APFL, "alpha": 1.0}, LOCAL, DROPPING, {"clients/own/": "clients/model/"}, 0),
+        ({"name": "ditto", "prox_weight": 0.0}, BY_CLIENTS, STEADY, SERVER, 0),
+        ({"name": "ditto", "prox_weight": 1.0}, BY_CLIENTS, STEADY, SERVER, 0),
+        (
+            {"name": "ditto", "prox_weight": 0.0},
+            LOCAL,
+            {"training": {"momentum": 0.5, "epochs": 2}},
+            {"clients/personal/": "clients/model/"},
+            0,
+        ),
+        ({"name": "fedavgm", "server_momentum": 0.0}, FEDAVG, {}, {"server/model/": "server/model/"}, 1e-5),
+        ({"name": "fednova"}, FEDAVG, {"training": {"steps": 3}}, SERVER, 1e-5),
+        ({"name": "fesem", "num_clusters": 1}, BY_CLIENTS, {}, {"server/centres/": "server/model/"}, 1e-6),
+        (L2GD, LOCAL, {"training": {"momentum": 0.5, "participation": 1.0, "steps": 1}}, {"clients/": "clients/"}, 0),
+        # 1e-7: the mean over one client is its head, but for the conversion to fixed point and back.
+        ({"name": "lgfedavg"}, LOCAL, ALONE, {**OWN_BODY, "server/head/": "clients/model/head/"}, 1e-7),
+        ({**PERFEDAVG, "order": "first"}, BY_CLIENTS, {"training": {"epochs": 2}}, {"": ""}, 0),
+        ({**PERFEDAVG, "order": "hessian_free"}, BY_CLIENTS, {"training": {"epochs": 2}}, {"": ""}, 0),
+        (
+            {**PFEDAFE, "beta_init": 0.0},
+            {"name": "fedper", "weighting": "clients"},
+            STEADY,
+            {**SERVER, "clients/head/": "clients/head/"},
+            0,
+        ),
+        ({**PFEDAFE, "beta_init": 1.0}, LOCAL, ALWAYS, {**OWN_BODY, "clients/head/": "clients/model/head/"}, 0),
+    ],
+)
+def test_with_these_options_an_algorithm_is_another_one(first, second, sections, parts, tolerance, tmp_path):
+    """The state of the other is `parts` of its state, by other names."""
+    for folder, algorithm in (("first", first), ("second", second)):
+        quick_run.run(quick_run.settings(sections, algorithm=algorithm), tmp_path / folder)
+    state, expected = (comparisons.state_of(tmp_path / folder) for folder in ("first", "second"))
+    renamed = {
+        path.replace(part, name, 1): array
+        for part, name in parts.items()
+        for path, array in state.items()
+        if path.startswith(part)
+    }
+    assert renamed.keys() == expected.keys() and len(expected) > 3
+    for path, array in expected.items():  # a server has no axis of clients, that of FeSEM one of clusters
+        ours = renamed[path].reshape(array.shape)
+        np.testing.assert_allclose(ours, array, rtol=0, atol=tolerance, equal_nan=False, err_msg=path)
+    if (first["name"], second["name"]) != ("ditto", "fedavg"):  # which is scored by its personal models
+        for round in (1, 2, 3):
+            ours, theirs = (
+                run_folder.read_metrics(tmp_path / folder, round)["correct"] for folder in ("first", "second")
+            )
+            assert np.array_equal(ours, theirs)

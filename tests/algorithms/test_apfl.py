@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import comparisons
 import numpy_network
-import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.apfl import APFL
-from pflmpi.store import run_folder
 
 LR = 0.1
 
@@ -111,50 +108,6 @@ def test_the_fresh_global_model_is_mixed_in_for_prediction():
     scores = APFL().predict(small_task.task(), client_of(own, 0.3), {"model": fresh}, x)
     w = mixed_by_hand(small_task.to_numpy(own), small_task.to_numpy(fresh), 0.3)
     np.testing.assert_allclose(scores, numpy_network.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
-
-
-class Dropping(nn.Module):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.first, self.drop, self.fc = nn.Linear(64, 12), nn.Dropout(0.3), nn.Linear(12, num_classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.drop(self.first(x.flatten(1)).relu()))
-
-
-MODELS = {"plain": {"name": "mlp", "hidden": 12}, "dropout": {"name": f"{__file__}:Dropping", "head": "fc"}}
-
-
-def run(folder, algorithm, model="plain"):
-    training = {"momentum": 0.5, "weight_decay": 0.01}
-    raw = quick_run.settings(algorithm=algorithm, training=training, model=MODELS[model])
-    quick_run.run({**raw, "checkpoint": {"keep": 0}}, folder)
-
-
-def assert_same_scores(first, second):
-    for round in (1, 2, 3):
-        scores = [run_folder.read_metrics(folder, round)["correct"] for folder in (first, second)]
-        assert np.array_equal(*scores)
-
-
-@pytest.mark.parametrize("model, weighting", [("plain", "clients"), ("plain", "samples"), ("dropout", "samples")])
-def test_with_alpha_0_it_is_fedavg_bit_for_bit(model, weighting, tmp_path):
-    run(tmp_path / "apfl", {"name": "apfl", "alpha": 0.0, "adaptive": False, "weighting": weighting}, model)
-    run(tmp_path / "fedavg", {"name": "fedavg", "weighting": weighting}, model)
-    apfl_state, fedavg_state = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "fedavg")
-    assert fedavg_state and all(np.array_equal(apfl_state[path], array) for path, array in fedavg_state.items())
-    assert_same_scores(tmp_path / "apfl", tmp_path / "fedavg")
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_with_alpha_1_it_is_local_bit_for_bit(model, tmp_path):
-    run(tmp_path / "apfl", {"name": "apfl", "alpha": 1.0, "adaptive": False}, model)
-    run(tmp_path / "local", {"name": "local"}, model)
-    apfl_state, local_state = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "local")
-    assert local_state and all(
-        np.array_equal(apfl_state[path.replace("model/", "own/")], array) for path, array in local_state.items()
-    )
-    assert_same_scores(tmp_path / "apfl", tmp_path / "local")
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])

@@ -17,7 +17,6 @@ from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
-from pflmpi.store import run_folder
 
 LR = 0.1
 
@@ -38,32 +37,6 @@ def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received():
         v = {name: v[name] - LR * (pulled[name] + 0.7 * (v[name] - anchor[name])) for name in v}
     small_task.assert_close(state["personal"], v)
     small_task.assert_close(up["model"], w)
-
-
-@pytest.mark.parametrize("prox_weight", [0.0, 1.0])
-def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight, tmp_path):
-    training = {"momentum": 0.5}
-    algorithm = {"name": "ditto", "prox_weight": prox_weight}
-    quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / "ditto")
-    plain = {"name": "fedavg", "weighting": "clients"}
-    quick_run.run(quick_run.settings(algorithm=plain, training=training), tmp_path / "fedavg")
-    ditto_server, fedavg_server = (run_folder.read_server(tmp_path / name, 3) for name in ("ditto", "fedavg"))
-    assert ditto_server.keys() == fedavg_server.keys() and all(
-        np.array_equal(ditto_server[path], fedavg_server[path]) for path in ditto_server
-    )
-
-
-def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path):
-    training = {"epochs": 2, "momentum": 0.5}
-    for name, options in (("ditto", {"prox_weight": 0.0}), ("local", {})):
-        raw = quick_run.settings(algorithm={"name": name, **options}, training=training)
-        quick_run.run(raw, tmp_path / name)
-    ditto_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("ditto", "local"))
-    paths = [path for path in local_state if path.startswith("clients/model/")]
-    assert len(paths) == 4
-    assert all(np.array_equal(ditto_state[path.replace("/model/", "/personal/")], local_state[path]) for path in paths)
-    scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"].tolist() for name in ("ditto", "local")]
-    assert scores[0] == scores[1]
 
 
 def test_the_defaults_do_not_switch_the_pull_off():

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import numpy_network
-import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
@@ -15,7 +14,6 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Messages
 from pflmpi.models import MODELS
-from pflmpi.store import run_folder
 
 
 def filled(*values):
@@ -203,14 +201,3 @@ def test_more_clusters_than_participants_are_refused():
     FeSEM(num_clusters=3).check(small_task.task(), 3)
     with pytest.raises(ConfigError, match=r"num_clusters = 4.*participants of a round, which are 3; choose at most"):
         FeSEM(num_clusters=4).check(small_task.task(), 3)
-
-
-def test_one_cluster_is_fedavg_with_a_plain_mean(tmp_path):
-    servers = {}
-    for name, section in (("fesem", {"num_clusters": 1}), ("fedavg", {"weighting": "clients"})):
-        quick_run.run(quick_run.settings(algorithm={"name": name, **section}), tmp_path / name)
-        servers[name] = run_folder.read_server(tmp_path / name, 3)
-    assert len(servers["fedavg"]) > 3
-    for path, array in servers["fedavg"].items():
-        centre = servers["fesem"][path.replace("model/", "centres/")][0]
-        np.testing.assert_allclose(centre, array, atol=1e-6, err_msg=path)  # two ways to sum in float64

@@ -85,16 +85,6 @@ def test_the_first_round_has_no_mean_to_be_drawn_to():
     assert comparisons.same(l2gd_state["model"], local_state["model"])
 
 
-def test_without_pull_it_is_local_bit_for_bit(tmp_path):
-    """With a coin that all but always aggregates a run of local steps is one step."""
-    training = {"participation": 1.0, "momentum": 0.5, "steps": 1}
-    coin = {"name": "l2gd", "prox_weight": 0.0, "aggregation_probability": 1 - 1e-9}
-    for name, algorithm in (("l2gd", coin), ("local", {"name": "local"})):
-        quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / name)
-    l2gd_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("l2gd", "local"))
-    assert len(local_state) == 4 and all(np.array_equal(l2gd_state[path], local_state[path]) for path in local_state)
-
-
 def test_the_pull_decays_with_the_learning_rate():
     task, algorithm = small_task.task(), L2GD(prox_weight=1.0, aggregation_probability=0.5)
     round = next(round for round in range(2, 99) if algorithm.runs(task, round)[0] == 2)

@@ -10,7 +10,6 @@ import small_task
 from pflmpi import tree
 from pflmpi.algorithms.lgfedavg import LGFedAvg
 from pflmpi.messages.kinds import Mean
-from pflmpi.store import run_folder
 
 LR = 0.1
 
@@ -54,24 +53,6 @@ def test_batch_norm_statistics_stay_with_the_body(bn):
     assert sorted(state) == ["body", "stats"] and sorted(up["head"]) == ["bias", "weight"]
     assert tree.differences(state, client) == [] and not comparisons.same(state["stats"], client["stats"])
     assert LGFedAvg().predict(task, state, down, small_task.batch(9).x)[:2].shape == (2, small_task.CLASSES)
-
-
-def test_with_one_client_it_is_local(tmp_path):
-    """The mean over one client is its own head."""
-    alone = {"partition": {"name": "iid", "clients": 1}, "data": {"name": "digits", "limit": 100}}
-    for name in ("lgfedavg", "local"):
-        quick_run.run(quick_run.settings(alone, algorithm={"name": name}), tmp_path / name)
-    head = run_folder.read_server(tmp_path / "lgfedavg", 3)
-    (_, lgfedavg_state), (_, local_state) = (
-        next(iter(run_folder.read_clients(tmp_path / name, 3, np.arange(1)).values())) for name in ("lgfedavg", "local")
-    )
-    model = {**lgfedavg_state, **{path: array[None] for path, array in head.items()}}
-    assert len(local_state) > 3
-    for path, array in local_state.items():
-        # 1e-7: the mean is exact but for the conversion to fixed point and back.
-        np.testing.assert_allclose(model[path.removeprefix("model/")], array, rtol=0, atol=1e-7, err_msg=path)
-    scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("lgfedavg", "local")]
-    assert np.array_equal(*scores)
 
 
 def test_clients_may_have_unlike_bodies_of_one_width(tmp_path):

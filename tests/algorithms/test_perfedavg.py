@@ -13,7 +13,6 @@ from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.perfedavg import PerFedAvg
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
-from pflmpi.store import run_folder
 
 ALPHA, BETA = 0.3, 0.1
 NAMES = ("inner", "train", "hessian")
@@ -100,19 +99,6 @@ def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt():
     assert PerFedAvg().passes(task, 1) == {"inner": Pass(), "train": Pass(), "adapt": Pass(steps=1)}
     more = PerFedAvg(order="hessian_free", adapt_steps=3).passes(task, 1)
     assert more == {"inner": Pass(), "train": Pass(), "hessian": Pass(), "adapt": Pass(steps=3)}
-
-
-@pytest.mark.parametrize("order", ["first", "hessian_free"])
-def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order, tmp_path):
-    perfedavg = {"name": "perfedavg", "inner_lr": 0.0, "order": order}
-    fedavg = {"name": "fedavg", "weighting": "clients"}
-    for name, algorithm in (("mine", perfedavg), ("theirs", fedavg)):
-        quick_run.run(quick_run.settings(algorithm=algorithm, training={"epochs": 2}), tmp_path / name)
-    states = [comparisons.state_of(tmp_path / name) for name in ("mine", "theirs")]
-    assert states[0].keys() == states[1].keys() and len(states[0]) == 4
-    assert all(np.array_equal(states[0][path], states[1][path]) for path in states[0])
-    scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"].tolist() for name in ("mine", "theirs")]
-    assert scores[0] == scores[1]
 
 
 def test_what_is_scored_are_the_weights_after_a_step_on_training_samples():

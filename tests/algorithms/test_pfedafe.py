@@ -8,14 +8,12 @@ from torch import Tensor
 
 import comparisons
 import numpy_network
-import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.pfedafe import PFedAFE, mixed
 from pflmpi.learning.client import cross_entropy
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Mean
-from pflmpi.store import run_folder
 
 LR, BODY = 0.1, ("W1", "b1")
 
@@ -150,35 +148,6 @@ def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are():
     # 1e-4: a central difference, of weights that are mixed in single precision.
     assert float(beta) == pytest.approx(0.5 - 0.1 * (loss(0.501) - loss(0.499)) / 0.002, abs=1e-4)
     assert abs(float(beta) - 0.5) > 0.005 and comparisons.same(client, before)
-
-
-def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path):
-    runs = {
-        "pfedafe": {"name": "pfedafe", "adaptive": False, "beta_init": 0.0},
-        "fedper": {"name": "fedper", "weighting": "clients"},
-    }
-    for name, algorithm in runs.items():
-        raw = quick_run.settings(algorithm=algorithm, training={"momentum": 0.5})
-        quick_run.run({**raw, "checkpoint": {"keep": 0}}, tmp_path / name)
-    pfedafe_state, fedper_state = (comparisons.state_of(tmp_path / name) for name in runs)
-    assert len(fedper_state) > 3 and all(
-        np.array_equal(pfedafe_state[path], array) for path, array in fedper_state.items()
-    )
-    for round in (1, 2, 3):
-        first, second = (run_folder.read_metrics(tmp_path / name, round)["correct"] for name in runs)
-        assert np.array_equal(first, second)
-
-
-def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path):
-    training = {"momentum": 0.5, "participation": 1.0}
-    for name, options in (("pfedafe", {"adaptive": False, "beta_init": 1.0}), ("local", {})):
-        quick_run.run(quick_run.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
-    pfedafe_state, local_state = (comparisons.state_of(tmp_path / name) for name in ("pfedafe", "local"))
-    assert len(local_state) > 3
-    for path, array in local_state.items():
-        assert np.array_equal(pfedafe_state[path.replace("model/", "")], array), path
-    first, second = (run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("pfedafe", "local"))
-    assert np.array_equal(first, second)
 
 
 def test_a_step_of_padding_alone_changes_nothing():
