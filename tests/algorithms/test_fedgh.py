@@ -6,7 +6,6 @@ import torch
 
 import comparisons
 import numpy_network
-import quick_run
 import small_task
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedgh import FedGH
@@ -108,15 +107,6 @@ def test_what_travels_is_counted_as_in_the_paper():
     task, algorithm = small_task.task(), FedGH()
     assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small_task.FEATURES + 4)
     assert algorithm.downlink(task)["head"].client_bytes(2) == 4 * small_task.CLASSES * (small_task.FEATURES + 1)
-
-
-def test_clients_may_have_unlike_bodies_of_one_width(tmp_path):
-    raw = quick_run.settings(
-        data={"name": "digits", "limit": 200},
-        algorithm={"name": "fedgh"},
-        model=[{"name": "protocnn", "channels": channels, "kernel": 3, "padding": 1} for channels in (3, 4)],
-    )
-    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
 
 
 LABELS = [0, 2, 0, 1, 2, 2, 0]

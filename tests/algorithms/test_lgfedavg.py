@@ -5,7 +5,6 @@ import pytest
 
 import comparisons
 import numpy_network
-import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.lgfedavg import LGFedAvg
@@ -53,15 +52,6 @@ def test_batch_norm_statistics_stay_with_the_body(bn):
     assert sorted(state) == ["body", "stats"] and sorted(up["head"]) == ["bias", "weight"]
     assert tree.differences(state, client) == [] and not comparisons.same(state["stats"], client["stats"])
     assert LGFedAvg().predict(task, state, down, small_task.batch(9).x)[:2].shape == (2, small_task.CLASSES)
-
-
-def test_clients_may_have_unlike_bodies_of_one_width(tmp_path):
-    raw = quick_run.settings(
-        data={"name": "digits", "limit": 200},
-        algorithm={"name": "lgfedavg"},
-        model=[{"name": "protocnn", "channels": channels, "kernel": 3, "padding": 1} for channels in (3, 4)],
-    )
-    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
 
 
 def test_a_step_of_padding_alone_changes_nothing():

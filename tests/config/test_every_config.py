@@ -187,6 +187,8 @@ UNLIKE: dict[str, list[dict[str, Any]]] = {
     "fedproto": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (18, 20, 22)],
     "fedgmh": [{"name": "mlp", "hidden": 9}, {"name": "cnn", **SMALL, "first_channels": 3, "hidden": 9}],
     "local": [{"name": "mlp", "hidden": 9}, {"name": "mlp", "hidden": 4}],
+    "fedgh": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (3, 4)],
+    "lgfedavg": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (3, 4)],
 }
 
 
