@@ -14,7 +14,10 @@ from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.errors import ConfigError
-from pflmpi.messages.kinds import Own
+from pflmpi.messages.kinds import Own, Sum
+
+# Algorithms that send no statistics: means of classes, a head, or models that are compared without them.
+STATISTICS_STAY = {"fedamp", "fedbn", "fedfcd", "fedgh", "fedgmh", "fedproto", "lgfedavg", "local", "pfedcfr", "pfedpm"}
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
@@ -23,10 +26,10 @@ def test_local_training_is_in_training_mode_and_moves_the_statistics(name, bn):
     task, algorithm = comparisons.with_batch_norm(bn=bn), ALGORITHMS[name]()
     client, kinds = algorithm.init_client(task), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    down = {name: tree.row(one, 0) if isinstance(kinds[name], Own) else one for name, one in published.items()}
-    for name, kind in kinds.items():
+    down = {key: tree.row(one, 0) if isinstance(kinds[key], Own) else one for key, one in published.items()}
+    for key, kind in kinds.items():
         if isinstance(kind, Own) and kind.of:  # of nobody
-            down[name] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[name]
+            down[key] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[key]
     down |= algorithm.init_received(task)
     batch = dataclasses.replace(small_task.batch(0), key=torch.tensor(1))
     passes = {one: [batch] for one in algorithm.passes(task, 1)}
@@ -39,6 +42,14 @@ def test_local_training_is_in_training_mode_and_moves_the_statistics(name, bn):
     }
     moved.pop("state/before/stats/mean", None)  # FedFomo's: the model that training started from
     assert moved and all(moved.values()), moved
+
+    sent = {name: kind.like for name, kind in algorithm.uplink(task).items() if isinstance(kind, Sum)}
+    assert all(tree.differences(up[name], like) == [] for name, like in sent.items() if name in up)
+    travel, stay = (any(path.endswith("stats/mean") for path, _ in tree.leaves(part)) for part in (sent | up, state))
+    assert travel == (bn == "average" and name not in STATISTICS_STAY) and (travel or stay)
+    assert not travel or "stats" not in state or name == "pfedafe"  # which mixes them with its own
+    assert tree.differences(state, client) == []
+    assert algorithm.predict(task, state, down, small_task.batch(9).x).shape[1] == small_task.CLASSES
 
 
 NET = """

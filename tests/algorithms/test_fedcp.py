@@ -153,16 +153,14 @@ def test_everyone_starts_from_the_same_gate_and_means_are_by_samples():
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_first(bn):
+def test_under_batch_norm_features_agree_at_first(bn):
     task = comparisons.with_batch_norm(bn=bn)
     client = FedCP().init_client(task)
     down = FedCP().publish(task, FedCP().init_server(task), np.arange(4))
     before = tree.clone({**down, "client": client})
     data = small_task.data([keyed(0)], LR)
     results = [FedCP(alignment_weight=weight).client_update(task, client, down, data) for weight in (0.0, 5.0)]
-    (state, up), (_, aligned) = results
-    assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
-    assert ("stats" in up["model"]) == (bn == "average")
+    (_, up), (_, aligned) = results
     assert comparisons.same({**down, "client": client}, before), "the fixed body changed what was received"
     for path, leaf in tree.leaves(up["model"]):
         # Both bodies see the batch alike, so that the discrepancy and its gradient are zero but for rounding.

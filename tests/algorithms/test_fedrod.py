@@ -132,15 +132,5 @@ def test_the_server_averages_body_and_generic_head_by_samples():
     assert tree.differences(kind.like, tree.like(comparisons.model(0))) == []
 
 
-@pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay(bn):
-    task = comparisons.with_batch_norm(bn=bn)
-    client, server = FedRoD().init_client(task), FedRoD().init_server(task)
-    down = FedRoD().publish(task, server, np.arange(4))
-    state, up = FedRoD().client_update(task, client, down, small_task.data([small_task.batch(0)], LR))
-    assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
-    assert ("stats" in up["model"]) == (bn == "average")
-
-
 def test_padding_alone_changes_nothing():
     comparisons.check_padding(FedRoD(), *client_and_down(1), ("train",))

@@ -1,7 +1,6 @@
 """GPFL: valve and embeddings guide one body on two routes, under conditions from the embeddings as received."""
 
 import numpy as np
-import pytest
 import torch
 
 import comparisons
@@ -143,16 +142,6 @@ def test_everyone_starts_from_the_same_valve_and_normal_embeddings():
     assert not torch.equal(*(tree.at(server, f"shared/valve/{name}/linear/weight") for name in ("scale", "shift")))
     kind = GPFL().uplink(small_task.task())["shared"]
     assert isinstance(kind, Mean) and kind.by == "samples" and tree.differences(kind.like, server["shared"]) == []
-
-
-@pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_go_with_the_body_or_stay(bn):
-    task = comparisons.with_batch_norm(bn=bn)
-    client = GPFL().init_client(task)
-    down = GPFL().publish(task, GPFL().init_server(task), np.arange(4))
-    state, up = GPFL().client_update(task, client, down, small_task.data([small_task.batch(0)], LR))
-    assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
-    assert tree.differences(up["shared"], down["shared"]) == [] and ("stats" in up["shared"]) == (bn == "average")
 
 
 def test_padding_alone_changes_nothing():

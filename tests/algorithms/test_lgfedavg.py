@@ -6,7 +6,6 @@ import pytest
 import comparisons
 import numpy_network
 import small_task
-from pflmpi import tree
 from pflmpi.algorithms.lgfedavg import LGFedAvg
 from pflmpi.messages.kinds import Mean
 
@@ -41,17 +40,6 @@ def test_the_server_keeps_the_mean_of_the_heads(weighting):
     server = algorithm.server_update(small_task.task(), {}, {"head": head}, None)
     assert algorithm.publish(small_task.task(), server, np.arange(1)) == {"head": head}
     assert LGFedAvg() == LGFedAvg(weighting="clients")
-
-
-@pytest.mark.parametrize("bn", ["average", "local"])
-def test_batch_norm_statistics_stay_with_the_body(bn):
-    task, batches = comparisons.with_batch_norm(bn=bn), [small_task.batch(0)]
-    client = LGFedAvg().init_client(task)
-    down = LGFedAvg().publish(task, LGFedAvg().init_server(task), np.arange(1))
-    state, up = LGFedAvg().client_update(task, client, down, comparisons.data_of({"train": batches}))
-    assert sorted(state) == ["body", "stats"] and sorted(up["head"]) == ["bias", "weight"]
-    assert tree.differences(state, client) == [] and not comparisons.same(state["stats"], client["stats"])
-    assert LGFedAvg().predict(task, state, down, small_task.batch(9).x)[:2].shape == (2, small_task.CLASSES)
 
 
 def test_a_step_of_padding_alone_changes_nothing():
