@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import processes
+import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
@@ -36,6 +37,16 @@ def launcher(folder, text):
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(0o755)
     return f"'{path}' -n 1"
+
+
+@pytest.fixture(scope="module")
+def finish(tmp_path_factory):
+    """What a launcher does, as a line of bash, whose ranks leave the first cell after so many rounds."""
+    folder, cell = tmp_path_factory.mktemp("finished"), "sweeps/small/FedAvg/few/seed0"
+    for rounds in (1, 2):
+        raw = {**table_file.TABLE["base"], "algorithm": {"name": "fedavg"}, "training": {"rounds": rounds}, "seed": 0}
+        quick_run.run(raw, folder / str(rounds))
+    return {rounds: f"cp -r '{folder}/{rounds}/.' {cell}" for rounds in (1, 2)}
 
 
 # --- locks --------------------------------------------------------------------------------------------------------
@@ -88,9 +99,9 @@ def test_cells_are_numbered_among_the_selected_ones(tmp_path, capfd):
     assert capfd.readouterr().out.splitlines()[0] == "Local/many (M)/seed0  0/2 rounds  start"
 
 
-def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, capfd):
+def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(finish, tmp_path, capfd):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
-    start = launcher(tmp_path, 'printf "%s " "$@" > words; shift 2; exec "$@" --ranks 1')
+    start = launcher(tmp_path, f'printf "%s " "$@" > words; {finish[2]}')
     assert main(["sweep", str(path), "--launcher", start, "--dry-run"]) == 0
     folder = "sweeps/small/FedAvg/few/seed0"
     assert f"{start} pflmpi run {folder}.yaml --out {folder} --quiet" in capfd.readouterr().out.splitlines()
@@ -100,12 +111,12 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(tmp_path, 
     assert verify.find_newest_good(Path(folder)) == (2, [])
 
 
-def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(tmp_path):
+def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(finish, tmp_path):
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
-    inside = f'shift 2; echo "$@" > words; shift; exec {sys.executable} "$@" --ranks 1'
-    words = ["--launcher", launcher(tmp_path, inside), "--python", "python", "--cell", "0"]
-    assert main(["sweep", str(path), *words]) == 0
-    assert Path("words").read_text().startswith("python -P -m pflmpi run sweeps/small/FedAvg/few/seed0.yaml ")
+    start = launcher(tmp_path, f'shift 2; echo "$@" > words; {finish[2]}')
+    assert main(["sweep", str(path), "--launcher", start, "--python", "python", "--cell", "0"]) == 0
+    folder = "sweeps/small/FedAvg/few/seed0"
+    assert Path("words").read_text() == f"python -P -m pflmpi run {folder}.yaml --out {folder} --quiet\n"
 
 
 @pytest.mark.parametrize(
@@ -119,17 +130,17 @@ def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(ends, expected, told,
     assert told in capfd.readouterr().out
 
 
-def test_a_launcher_that_ends_with_0_before_all_rounds_is_not_believed(tmp_path, capfd):
-    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"row": {"algorithm": {"name": "local"}}})
+def test_a_launcher_that_ends_with_0_before_all_rounds_is_not_believed(finish, tmp_path, capfd):
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     words = ["sweep", str(path), "--cell", "0", "--launcher"]
     assert main([*words, launcher(tmp_path, "exit 0")]) == 1
     shown = capfd.readouterr()
     assert "1 runs: 0 done (0 of them before), 1 failed" in shown.out
     assert "failed: ended with 0 and 0 of 2 rounds: the launcher has started no rank, or has lost it" in shown.err
-    fewer = launcher(tmp_path, 'shift 2; exec "$@" -s training.rounds=1 --ranks 1')
-    assert main([*words, fewer]) == 1
+    assert main([*words, launcher(tmp_path, finish[1])]) == 1
     assert "failed: ended with 0 and 1 of 2 rounds" in capfd.readouterr().err
-    assert main([*words, launcher(tmp_path, 'shift 2; exec "$@" --ranks 1')]) == 0
+    assert main([*words, launcher(tmp_path, f'shift 6; echo "$@" > words; {finish[2]}')]) == 0
+    assert Path("words").read_text() == "resume sweeps/small/FedAvg/few/seed0 -s training.rounds=2 --quiet\n"
 
 
 def test_a_run_that_stops_early_by_its_own_rule_is_done(tmp_path, capfd):
@@ -140,11 +151,11 @@ def test_a_run_that_stops_early_by_its_own_rule_is_done(tmp_path, capfd):
     assert max(run_folder.rounds(Path("sweeps/small/Local/few/seed0"))) < 9
 
 
-def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(tmp_path, capfd):
+def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(finish, tmp_path, capfd):
     """Its job, which is requeued after 75 and not after 3, would else start for ever."""
-    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"row": {"algorithm": {"name": "local"}}})
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
     words = ["sweep", str(path), "--cell", "0"]
-    stops, works = launcher(tmp_path, "exit 75"), 'shift 2; "$@" -s training.rounds=1 --ranks 1; exit 75'
+    stops, works = launcher(tmp_path, "exit 75"), f"{finish[1]}; exit 75"
     assert [main([*words, "--launcher", stops]) for _ in range(4)] == [75] * 4
     assert main([*words, "--launcher", launcher(tmp_path, works)]) == 75, "a round was complete: it counts anew"
     stops = launcher(tmp_path, "exit 75")
