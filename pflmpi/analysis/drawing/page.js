@@ -31,24 +31,13 @@
   const charts = JSON.parse(source.textContent);
   const config = JSON.parse(document.getElementById("config").textContent);
   const PANEL = 290; // pixels of one of several panels
-  const rows = (columns) => {
-    const read = Object.entries(columns).map(([name, cells]) => [
-      name, cells.texts ? cells.numbers.map((number) => cells.texts[number]) : cells]);
-    return (read[0]?.[1] ?? []).map((_, place) => Object.fromEntries(read.map(([name, cells]) => [name, cells[place]])));
-  };
-  const unpacked = (part) => {
-    if (Array.isArray(part)) return part.map(unpacked);
-    if (part === null || typeof part !== "object") return part;
-    return Object.fromEntries(Object.entries(part).map(([key, value]) =>
-      [key, key === "data" ? { values: rows(value) } : unpacked(value)]));
-  };
   const parameter = (chart) => (chart.params ?? []).find(({ name }) => name === "client");
   const choices = [...new Set(charts.flatMap((chart) => parameter(chart)?.bind?.options ?? []))].sort((a, b) => a - b);
   const views = []; // those in which a client can stand out
   let client = null;
 
   const draw = async (box) => {
-    const chart = { ...unpacked(charts[box.dataset.chart]), config };
+    const chart = { ...charts[box.dataset.chart], config };
     if (chart.columns) chart.columns = Math.max(1, Math.min(chart.columns, Math.floor(box.clientWidth / PANEL)));
     const choice = parameter(chart);
     delete choice?.bind; // one list for all

@@ -1,4 +1,4 @@
-"""Renders charts as SVG, PNG and PDF by vl-convert, and packs them as JSON for the script of a page."""
+"""Renders charts as SVG, PNG and PDF by vl-convert, and writes them as JSON for the script of a page."""
 
 import json
 import re
@@ -25,11 +25,6 @@ ON_DARK = (
 _SCALE = 2  # pixels of a PNG per CSS pixel
 _TAG = re.compile(r"<[^>]+>")  # of an SVG; what lies between tags are texts, which may have any names
 _COLOURED = re.compile(r'"(?:range|stroke|\w*[cC]olor)":(?:"[^"]+"|\[[^]]+\])')  # properties of a chart in JSON
-_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
-_RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
-# Accessibility attributes, as the page describes the drawing as a whole, and attributes with SVG's default values.
-_UNUSED = re.compile(r' (?:(?:class|role|aria-[a-z]+|pointer-events)="[^"]*"|opacity="1"|[xy]2="0")')
-_FONT = f' font-family="{CONFIG["font"]}"'
 _ID = re.compile(r"\b(clip|gradient_)(?=\d)")  # ids in an SVG, which must be unique on a page
 _PAGE_COLOURS = {INK: "currentColor", **{colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)}}
 
@@ -42,7 +37,7 @@ class Drawn:
         plot: the figure after downsampling.
         pictures: PNG and PDF files, if requested.
         inline: the <svg> element for the page, with the CSS colours `currentColor`, --c0, --c1, ...
-        spec: the chart as JSON for the script of the page, with the same colours, and its data by column.
+        spec: the chart as JSON for the script of the page, with the same colours.
         panels: number of panels side by side.
     """
 
@@ -70,26 +65,15 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
         atomic.write(picture_path, render_picture(svg, picture_path.suffix))
     inline = _TAG.sub(lambda tag: _use_page_colours(_ID.sub(lambda name: f"{plot.name}_{name[0]}", tag[0])), svg)
     without_config = {key: part for key, part in spec.items() if key != "config"}  # the page has it once for all charts
-    packed = _dump(_pack_data(without_config))
-    return Drawn(shown, path, picture_paths, inline, packed, int(spec.get("columns", 1)))
+    return Drawn(shown, path, picture_paths, inline, _dump(without_config), int(spec.get("columns", 1)))
 
 
 def render_svg(spec: Spec) -> str:
-    """Renders a chart without its hover layers as SVG, made smaller: coordinates have two digits, one font for all."""
+    """Renders a chart without its hover layers as SVG."""
     if problem := limits.too_few_addresses_to_draw():
         raise UserError(problem)
     svg: str = vl_convert.vegalite_to_svg(_drop_hover(spec))
-    return _TAG.sub(_shorten_tag, svg).replace("<svg", f"<svg{_FONT}", 1)
-
-
-def _shorten_tag(tag: re.Match[str]) -> str:
-    shorter = _LONG_NUMBER.sub(_round_number, tag[0])
-    shorter = _RGB.sub(lambda colour: "#{:02x}{:02x}{:02x}".format(*map(int, colour.groups())), shorter)
-    return _UNUSED.sub("", shorter).replace(_FONT, "")
-
-
-def _round_number(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return svg
 
 
 def render_picture(svg: str, kind: str) -> bytes:
@@ -131,31 +115,6 @@ def _drop_hover(spec: Any) -> Any:
     if isinstance(spec, list):
         return [_drop_hover(part) for part in spec if not part.get("name", "").startswith(HOVER)]
     return spec
-
-
-def _pack_data(spec: Any) -> Any:
-    """A chart with its data by column instead of by row; columns of texts are dictionary-encoded."""
-    if isinstance(spec, list):
-        return [_pack_data(part) for part in spec]
-    if not isinstance(spec, dict):
-        return spec
-    packed = {}
-    for key, part in spec.items():
-        if key == "data":
-            rows = part["values"]
-            names = dict.fromkeys(name for row in rows for name in row)
-            packed[key] = {name: _encode_column([row.get(name) for row in rows]) for name in names}
-        else:
-            packed[key] = _pack_data(part)
-    return packed
-
-
-def _encode_column(values: list[Any]) -> Any:
-    if not any(isinstance(value, str) for value in values):
-        return values
-    texts = list(dict.fromkeys(values))
-    codes = {text: code for code, text in enumerate(texts)}
-    return {"texts": texts, "numbers": [codes[value] for value in values]}
 
 
 def _dump(spec: Spec) -> str:
