@@ -440,15 +440,12 @@ def _clouds(plot: Clouds) -> Spec:
     marks = {**place, "color": colour, "shape": of_server(_STAR, "circle"), "size": of_server(110, 22)}
     tips = _tips(["x", "y"], client="client (-1: server)", label="class", x=plot.x_label, y=plot.y_label)
     points = {"mark": {"type": "point", "filled": True}, "name": "picking"}
-    text = {"type": "text", "align": "left", "dx": 6, "dy": -6, "color": INK}
-    labels = {"mark": text, "encoding": {**place, "text": {"field": "label"}}}
     ring = {"type": "point", "size": 90, "color": INK}
     spec: Spec = {
         "data": {"values": rows},
         "params": [_picking("label"), _ZOOM, _CLIENT],
         "layer": [
             {**points, "encoding": {**marks, "opacity": _faded(), "tooltip": tips}},
-            {"transform": [{"filter": "datum.named"}], **labels},
             {"transform": [{"filter": _IS_CLIENT}], "mark": ring, "encoding": place},
         ],
     }
@@ -456,28 +453,7 @@ def _clouds(plot: Clouds) -> Spec:
 
 
 def _cloud_points(plot: Clouds, cloud: Cloud) -> Iterable[Spec]:
-    """The data rows of a cloud; `named` marks the points with a label."""
-    named = _named_points(cloud, 8 + 6 * max(map(len, plot.class_names), default=1))
     for place, (x, y) in enumerate(cloud.points.tolist()):
         name = plot.name_class(int(cloud.classes[place]))
-        row: Spec = {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": name}
-        yield row | {"client": int(cloud.clients[place]), "named": int(place in named)}
-
-
-def _named_points(cloud: Cloud, width: int) -> set[int]:
-    """Chooses a point of each class to label: the server's, or the one closest to the mean, unless labels overlap.
-
-    Args:
-        width: of a label, in pixels.
-    """
-    extent = np.maximum(np.ptp(cloud.points, axis=0), np.finfo(np.float64).tiny)
-    pixels = (cloud.points - cloud.points.min(0)) / extent * (NARROW, HEIGHT * 3 // 4)
-    named: list[int] = []
-    for label in np.unique(cloud.classes).tolist():
-        of_class = np.flatnonzero(cloud.classes == label)
-        server = of_class[cloud.clients[of_class] < 0]
-        middle = pixels[server if len(server) else of_class].mean(0)
-        place = int(of_class[np.abs(pixels[of_class] - middle).sum(1).argmin()])
-        if all((np.abs(pixels[place] - pixels[other]) > (width, 12)).any() for other in named):
-            named.append(place)
-    return set(named)
+        client = int(cloud.clients[place])
+        yield {"panel": cloud.title, "x": _number(x), "y": _number(y), "label": name, "client": client}
