@@ -9,12 +9,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflmpi import atomic
 from pflmpi.config.sections import by_key, override
+from pflmpi.errors import ConfigError
 from pflmpi.rng import stream
 from pflmpi.sweep.table import Cell, Range, SweepTable, dump, make_path_safe, matches_pattern
 
@@ -73,10 +73,17 @@ def draw_trials(
     Args:
         cells: one for each row and column.
         overrides: of the command line; keys that they set are not drawn.
+
+    Raises:
+        ConfigError: trials of two cells would share a folder.
     """
     drawn, fixed = {}, by_key(override({}, overrides))
-    names = _name_cells([cell for cell, _ in cells])
+    folders: dict[str, str] = {}
     for cell, config in cells:
+        cell_name = f"{cell.row}, {cell.column}"
+        if other := folders.get(folder := make_path_safe(f"{cell_name}, 0").casefold()):
+            raise ConfigError(f"trials of {other!r} and {cell_name!r} would share folders; rename a row or column")
+        folders[folder] = cell_name
         own = {
             f"algorithm.{name}": Range(low=low, high=high, log=bool(log))
             for name, (low, high, *log) in config.algorithm.search.items()
@@ -91,29 +98,10 @@ def draw_trials(
             values = {} if number == 0 else {key: _draw(key, ranges[key], cell.row, number, seed) for key in ranges}
             raw = override(cell.raw, [f"{key}={json.dumps(value)}" for key, value in values.items()])
             raw = _fix_schedule({**raw, "seed": seed}, config)
-            name = f"{names[cell.row, cell.column]}, {number}"
+            name = f"{cell_name}, {number}"
             of_cell.append(Trial(name, cell.row, cell.column, number, raw, config.training.rounds, values))
         drawn[cell.row, cell.column] = of_cell
     return drawn
-
-
-def _name_cells(cells: "Sequence[Cell]") -> dict[tuple[str, str], str]:
-    """A name for each row and column; a number tells those apart that would share a folder.
-
-    >>> _name_cells([Cell("a", "b, c", 0, {}), Cell("a, b", "c", 0, {})])
-    {('a', 'b, c'): 'a, b, c', ('a, b', 'c'): 'a, b, c (2)'}
-    """
-    names: dict[tuple[str, str], str] = {}
-    folders: set[str] = set()
-    for cell in cells:
-        name = f"{cell.row}, {cell.column}"
-        for candidate in chain([name], (f"{name} ({number})" for number in count(2))):
-            folder = make_path_safe(f"{candidate}, 0").casefold()
-            if folder not in folders:
-                break
-        folders.add(folder)
-        names[cell.row, cell.column] = candidate
-    return names
 
 
 def _draw(key: str, values: Range | Sequence[Any], row: str, number: int, seed: int) -> Any:

@@ -302,12 +302,11 @@ def test_a_trial_that_has_diverged_runs_again_with_other_settings_and_else_is_do
         assert run_folder.rounds(cell.run(out))[-1] == rounds
 
 
-def test_every_trial_has_a_name_and_a_folder_of_its_own(tmp_path):
+def test_cells_whose_trials_would_share_a_folder_are_refused(tmp_path):
     rows = {"A": ROWS["FedAvg"], "A, b": ROWS["FedProx"]}
-    path = write(tmp_path, rows=rows, columns={"b, c": {}, "c": {}})
-    trials = [trial for of_cell in drawn(path, 2).values() for trial in of_cell]
-    search.write_table(search.build_step_table(load(path), trials, 0, 1, 2), tmp_path / "step1.yaml")
-    assert len(list_cells(load(tmp_path / "step1.yaml"), [], None)) == len(trials) == 8
+    for columns in ({"b, c": {}, "c": {}}, {"b c": {}, "C": {}}):
+        with pytest.raises(ConfigError, match=r"'A, b,? c' and 'A, b, [cC]' would share folders; rename a row or c"):
+            drawn(write(tmp_path, rows=rows, columns=columns), 2)
 
 
 def test_a_search_without_validation_samples_is_refused(tmp_path, capfd):
