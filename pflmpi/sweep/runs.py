@@ -24,70 +24,55 @@ from pflmpi.terminal import console
 _PAUSE = 0.2  # seconds between two polls
 GRACE = 40.0  # seconds to end after SIGTERM: torch's launcher gives its ranks 30
 
-
-@dataclass(frozen=True)
-class LoggedCommand:
-    """A command and its log file."""
-
-    name: str
-    command: Sequence[str]
-    log: Path
-
-
-@dataclass(frozen=True)
-class ProcessStates:
-    """Names of running commands, and exit codes of those that ended since the last poll.
-
-    A negative code is the signal that killed the process.
-    """
-
-    running: list[str]
-    ended: dict[str, int]
+Command = tuple[str, Sequence[str], Path]  # its name, its words, its log
 
 
 def run_all(
-    commands: Sequence[LoggedCommand], environments: Sequence[Mapping[str, str]], *locks: int
-) -> Generator[ProcessStates, None, None]:
+    commands: Sequence[Command], environments: Sequence[Mapping[str, str]], *locks: int
+) -> Generator[tuple[list[str], dict[str, int]], None, None]:
     """Runs commands in order, one at a time in each environment, and polls them until all have ended.
 
-    Closing the generator stops the running commands with all processes of their groups.
+    Yields the names of those that run, and the exit codes of those that have ended since the last poll; a negative one
+    is the signal that killed the process. Closing the generator stops the running commands with all processes of their
+    groups.
 
     Args:
         environments: variables of each slot.
         locks: descriptors that every command inherits, so that their locks hold until all have ended.
     """
     waiting = deque(commands)
-    running: dict[int, tuple[LoggedCommand, subprocess.Popen[bytes]]] = {}
+    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
     try:
         while waiting or running:
             for slot, environment in enumerate(environments):
                 if waiting and slot not in running:
                     command = waiting.popleft()
-                    running[slot] = command, _start(command, environment, locks)
+                    running[slot] = command[0], _start(command, environment, locks)
             codes = {slot: process.poll() for slot, (_, process) in running.items()}
-            ended = {running.pop(slot)[0].name: code for slot, code in codes.items() if code is not None}
-            yield ProcessStates([command.name for command, _ in running.values()], ended)
+            ended = {running.pop(slot)[0]: code for slot, code in codes.items() if code is not None}
+            yield [name for name, _ in running.values()], ended
             if not ended:
                 time.sleep(_PAUSE)
     finally:
         _stop([process for _, process in running.values()])
 
 
-def _start(command: LoggedCommand, environment: Mapping[str, str], locks: Sequence[int]) -> "subprocess.Popen[bytes]":
-    environment = {name: value for name, value in environment.items() if name != "PFLMPI_EXIT_FILE"}  # the sweep's
+def _start(command: Command, environment: Mapping[str, str], locks: Sequence[int]) -> "subprocess.Popen[bytes]":
+    name, words, log = command
+    environment = {key: value for key, value in environment.items() if key != "PFLMPI_EXIT_FILE"}  # the sweep's
     try:
-        with open(command.log, "wb") as log:
+        with open(log, "wb") as output:
             return subprocess.Popen(
-                command.command,
+                words,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=locks,
                 start_new_session=True,  # Ctrl-C reaches only the sweep, which then ends the whole group
             )
     except OSError as error:
-        raise RunError(f"cannot start {command.name}: {error}") from error
+        raise RunError(f"cannot start {name}: {error}") from error
 
 
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -152,17 +137,14 @@ def run_cells(
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
     start = [python, "-P", "-m", "pflmpi"]
-    commands = [
-        LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
-        for name, task in started.items()
-    ]
+    commands = [(name, [*launcher(task), *start, *task.command], task.cell.log(out)) for name, task in started.items()]
     polls = run_all(commands, environments, *locks)
     with _collect_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
-        for states in polls:
+        for running, ended in polls:
             if signals:
                 break
-            progress.running(states.running)
-            for name, code in states.ended.items():
+            progress.running(running)
+            for name, code in ended.items():
                 text = f"{started[name].rounds} rounds"
                 if code == Stopped.exit_code:
                     outcome.stopped.append(name)

@@ -32,7 +32,7 @@ from pflmpi.store import metrics_file, run_folder, run_lock, verify
 from pflmpi.store.run_lock import take
 from pflmpi.sweep.lock import lock_sweep_folder
 from pflmpi.sweep.pending import plan_cell, prepare_cell, skip_if_running
-from pflmpi.sweep.runs import LoggedCommand, SweepProgress, run_all
+from pflmpi.sweep.runs import SweepProgress, run_all
 from pflmpi.sweep.table import list_cells, load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
@@ -299,14 +299,14 @@ def held(tmp_path):
 
 
 def shell(name, script, folder):
-    return LoggedCommand(name, ["sh", "-c", script], folder / f"{name}.log")
+    return name, ["sh", "-c", script], folder / f"{name}.log"
 
 
 def test_a_command_leaves_no_exit_code_for_the_launcher_of_the_sweep(tmp_path, held):
     """The last one's would be taken for that of all."""
     job = shell("job", "echo ${PFLMPI_EXIT_FILE:-none} $PLACE", tmp_path)
     list(run_all([job], [{"PLACE": "left", "PFLMPI_EXIT_FILE": str(tmp_path / "code")}], held))
-    assert job.log.read_text() == "none left\n"
+    assert job[2].read_text() == "none left\n"
 
 
 def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path, held):
@@ -315,10 +315,10 @@ def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path,
         for number in range(5)
     ]
     looks = list(run_all(jobs, [{"PLACE": "left"}, {"PLACE": "right"}], held))
-    ended = {name: code for look in looks for name, code in look.ended.items()}
+    ended = {name: code for _, codes in looks for name, code in codes.items()}
     assert ended == {f"job{number}": number for number in range(5)}
-    assert max(len(look.running) + len(look.ended) for look in looks) == 2
-    texts = [job.log.read_text() for job in jobs]
+    assert max(len(running) + len(codes) for running, codes in looks) == 2
+    texts = [log.read_text() for _, _, log in jobs]
     assert {text.split("\n")[0] for text in texts} == {"out left", "out right"}
     assert all(text.endswith("\nerr\n") for text in texts)
 
@@ -334,9 +334,9 @@ def test_closing_ends_every_process_of_the_groups(tmp_path, held):
     job = shell("job", "sleep 60 & echo $!; wait", tmp_path)
     with closing(run_all([job], [{}], held)) as looks:
         for _ in looks:
-            if job.log.read_text().strip():
+            if job[2].read_text().strip():
                 break
-    child = int(job.log.read_text())
+    child = int(job[2].read_text())
     processes.wait_for(lambda: not alive(child), "the end of the group")
 
 
