@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the first difference of two runs, and what differs in their settings; return the exit code."""
     from pflmpi.analysis.bisection import bisect
     from pflmpi.analysis.run import read_run
 
@@ -75,7 +74,6 @@ def _replay(run: "Run", bisection: "Bisection", out: Path) -> "Run":
 
 
 def _show(first: "Run", second: "Run", bisection: "Bisection") -> None:
-    """Print the first round, client and array in which two runs differ."""
     from pflmpi.analysis.bisection import differing_arrays
 
     same, differs = bisection.same, bisection.first

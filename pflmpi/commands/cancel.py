@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Cancel all jobs that work in a folder or wait to, and print them; return the exit code."""
     from pflmpi.cluster import jobs
 
     folder: Path = options.what

@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make or finish a run without each client; print and write the accuracies of the others; return the exit code."""
     from rich.table import Table
 
     from pflmpi.terminal import console

@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the data, or the partition of a configuration; return the exit code."""
     is_config = options.path.suffix in (".yaml", ".yml")
     for name, option in (_OPTIONS_OF_DATA if is_config else _OPTIONS_OF_CONFIG).items():
         if getattr(options, name):
@@ -66,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_partition(options: argparse.Namespace) -> int:
-    """Show which client holds what, and save the partition with --save."""
     from pflmpi.config.load import load
     from pflmpi.data.federation import save
     from pflmpi.data.picture import draw_partition
@@ -105,7 +103,6 @@ def _describe_partition(federation: "Federation") -> dict[str, Any]:
 
 
 def _show_data(options: argparse.Namespace) -> int:
-    """Show how the data was read, and draw it with --picture."""
     from pflmpi.data.own_files import read_own
     from pflmpi.data.task_kinds import TASK_KINDS
 

@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a page, or the names and titles of all; return the exit code."""
     if options.page is not None:
         pydoc.pager(_PAGES[options.page].read_text(encoding="utf-8"))
         return 0

@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check this rank, and with the others what only ranks together can find out; return the exit code."""
     try:
         from pflmpi.doctor.run import check_environment
     except ImportError as error:  # one of the packages that even the doctor needs

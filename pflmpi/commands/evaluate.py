@@ -67,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Test a checkpoint, print the measures, and write those of each client with -o; return the exit code."""
     from pflmpi.analysis.run import read_run
     from pflmpi.experiment import evaluation
     from pflmpi.experiment.restore import reopen
@@ -109,7 +108,6 @@ def _recorded_prefix(options: argparse.Namespace) -> str | None:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise `ConfigError` for options that do not go together, or an output file that exists."""
     if options.data is not None and options.split in ("validation", *([] if options.unseen else ["train"])):
         raise ConfigError(f"--split {options.split} with --data: other data is only tested on; leave one of them out")
     if options.updates is not None and not options.unseen:
@@ -140,7 +138,6 @@ def _test_clients(
 
 
 def _show(counts: "Counts", title: str, class_names: Sequence[str], client_names: Sequence[str]) -> None:
-    """Show the measures over all clients, of each class, and of the first clients."""
     from rich.table import Table
 
     from pflmpi.runtime.counts import compute_metrics

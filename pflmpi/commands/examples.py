@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Copy each included folder, all or none; return the exit code."""
     folder: Path = options.folder
     included = sorted(path for path in _INCLUDED.iterdir() if path.name != "docs")  # `pflmpi docs` shows these
     for source in included:

@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file and print what it holds; return the exit code."""
     from pflmpi.analysis.model import read_client_state_dict, read_server_state_dict
     from pflmpi.analysis.run import read_run
 

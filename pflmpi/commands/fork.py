@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the new run, print what differs and how to continue it; return the exit code."""
     from pflmpi.analysis.run import read_run
     from pflmpi.config.sections import override
     from pflmpi.experiment import stored_config

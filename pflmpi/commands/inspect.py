@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a checkpoint or its digest, compare two of them, or verify all; return the exit code."""
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
@@ -54,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_round(run: Path, options: argparse.Namespace) -> None:
-    """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import read_run
     from pflmpi.store import run_folder, run_lock
     from pflmpi.store.one_file import Array
@@ -205,7 +203,6 @@ def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
 
 
 def _verify(run: Path, as_json: bool) -> None:
-    """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import read_run
     from pflmpi.commands.progress import bar

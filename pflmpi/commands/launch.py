@@ -77,11 +77,7 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
 
 
 def num_ranks(requested: int | None, config: "Config", launch: "Launch") -> int:
-    """Number of ranks of a run: those that a launcher has started, or those to start.
-
-    Args:
-        requested: the value of `--ranks`.
-    """
+    """Number of ranks of a run: those that a launcher has started, or those to start (`requested` by --ranks)."""
     transport = config.runtime.transport
     if launch.kind != "alone":
         if requested not in (None, launch.size):

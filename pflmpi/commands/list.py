@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line for each name, or a description of one name or section; return the exit code."""
     from pflmpi.commands.described import catalogue, describe, describe_names, markdown, sections_of_names
     from pflmpi.terminal import console, print_json
 

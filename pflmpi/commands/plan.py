@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the resources that a run needs; return 1 if they do not fit."""
     began = time.perf_counter()
 
     from pflmpi.config.load import load
@@ -185,11 +184,7 @@ def _ranks_table(forecast: "Forecast") -> "Table":
 
 
 def _run_table(forecast: "Forecast", imports: float) -> "Table":
-    """Memory of nodes, bytes and seconds of rounds, size of checkpoints.
-
-    Args:
-        imports: seconds that a process needs before it reads data.
-    """
+    """Memory of nodes, bytes and seconds of rounds, checkpoints; `imports` seconds pass before a process reads data."""
     from rich.table import Table
 
     from pflmpi.forecast import advice

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Probe a checkpoint and print the path of the result; return the exit code."""
     import numpy as np
     import torch
 

@@ -53,13 +53,10 @@ def round_display() -> Callable[[str], None]:
 class RunProgress:
     """Shows rounds as they end: as a bar on a terminal, as one changing line in a notebook, elsewhere as a line each.
 
-    Every rank makes one, but only rank 0 calls it.
+    Every rank makes one, but only rank 0 calls it and shows anything.
 
     Args:
-        config: of the run.
-        quiet: show nothing.
         bar: show the bar even if stderr is not a terminal.
-        rank: of this process; only rank 0 shows anything.
     """
 
     def __init__(self, config: "Config", quiet: bool, bar: bool, rank: int) -> None:

@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the files that no kept checkpoint needs, or only count them; print their size; return the exit code."""
     from pflmpi.analysis.run import read_run
     from pflmpi.store import pruning, run_lock
 

@@ -284,7 +284,6 @@ def _stop_at_eof() -> None:
 
 
 def _leave(transport: Transport, code: int) -> NoReturn:
-    """Exit in order with the other ranks."""
     if transport.rank == 0:
         write_exit_code(os.environ, code)
     transport.exit(code)

@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Continue the run on this rank and, started alone, on all others; return the exit code."""
     from pflmpi.commands.rank import Prepared, run_rank
     from pflmpi.experiment import run as experiment
     from pflmpi.experiment.stored_config import stored_config

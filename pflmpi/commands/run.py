@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the experiment on this rank and, started alone, on all others; return the exit code."""
     from pflmpi.commands.rank import Prepared, run_rank
     from pflmpi.config.load import load
     from pflmpi.experiment import run as experiment

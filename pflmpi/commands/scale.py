@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the runs that are missing, or submit jobs that do; return the exit code."""
     check_alone("scale")
     if options.submit and options.to is not None:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
@@ -78,7 +77,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    """Measure the runs that are missing, as steps of the Slurm job if this is in one; return the exit code."""
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
     from pflmpi.scaling.experiment import folder, runs
@@ -108,11 +106,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None, as_json: bool) -> int:
-    """Show the results, and write them if this measures all points; return the exit code.
-
-    Args:
-        whole: False in the job of one point.
-    """
+    """Show the results, and write them unless this is the job of one point (not `whole`); return the exit code."""
     from pflmpi.scaling.extrapolation import fit, summary
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.results import read_results, write_table
@@ -191,7 +185,6 @@ def _extrapolation(law: "AmdahlFit | None", to: int | None) -> dict[str, Any] | 
 
 
 def _show(measured: "Results") -> None:
-    """Print a line for each point, the hardware that it was measured on, and the problems."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -220,7 +213,6 @@ def _show(measured: "Results") -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    """Submit a job for each point that is not measured yet; return the exit code."""
     from pflmpi.cluster import submission
     from pflmpi.cluster.jobs import query_queue
     from pflmpi.config.load import load
@@ -269,9 +261,6 @@ def _request_experiment(
 
     Args:
         cores: of this machine; None in a Slurm job, which has as many as the largest point has ranks.
-
-    Raises:
-        ConfigError: the experiment is impossible.
     """
     from pflmpi.cluster.submission import refuse_transport
     from pflmpi.scaling import experiment, running

@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start or continue a search until it is done, or submit its next step; return the exit code."""
     from pflmpi.sweep import search
     from pflmpi.sweep import table as tables
 
@@ -304,7 +303,6 @@ def paired_test(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _show(lines: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Print the comparison of rows as a table titled with the metric."""
     from rich.table import Table
 
     from pflmpi.terminal import console

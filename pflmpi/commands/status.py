@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show all jobs of this user, one job, or a run or sweep with its jobs; return the exit code."""
     from pflmpi.cluster import status, waiting
 
     target: Path | str | None = options.what  # a folder, the id of a job, or all jobs

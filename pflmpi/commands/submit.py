@@ -56,7 +56,6 @@ class Pending(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Registers the command-line arguments besides the options of sbatch."""
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
     arguments.add_overrides(parser)
     arguments.add_out(parser, "folder of the run, or of the sweep's runs (default: runs/NAME, sweeps/NAME)")
@@ -92,7 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
     pending = pending_work(options)
     if pending is not None and (options.dry_run or options.test_only):
         _preview(options, pending)
@@ -128,7 +126,6 @@ def _preview(options: argparse.Namespace, pending: Pending) -> None:
 
 
 def _wait(number: str, pending: Pending) -> int:
-    """Wait for a job, show its status, and return the exit code as `cluster.waiting.wait` does."""
     from pflmpi.cluster.status import describe_folder
     from pflmpi.cluster.waiting import wait
 
@@ -202,7 +199,6 @@ def copy_path(out: Path, text: str) -> Path:
 
 
 def write_copy(pending: Pending) -> None:
-    """Write the file that the job reads."""
     path = copy_path(pending.out, pending.text)
     with atomic.explain_write_error(path, "choose another --out"):
         atomic.write(path, pending.text.encode())

@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run all cells on this machine, or with --cell some of them as a task of a job array; return the exit code."""
     began = time.monotonic()
     _check(options)
     selected, numbers = _selected(options)
@@ -85,11 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(
     options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", began: float, number: int | None = None
 ) -> int:
-    """Run cells; return the exit code.
-
-    Args:
-        number: of the cell, in a task of a job array.
-    """
+    """Run cells; return the exit code. `number` is that of the cell in a task of a job array."""
     from pflmpi.sweep import table as tables
     from pflmpi.sweep.runs import GRACE
 
@@ -170,7 +165,6 @@ def _find_failed(
 
 
 def _tasks(options: argparse.Namespace, selected: "Sequence[tuple[Cell, Config]]", out: Path) -> "list[CellTask]":
-    """The state of each cell, and what is to be done with it."""
     from pflmpi.sweep.pending import plan_cell, skip_if_running
     from pflmpi.transports.detect import detect
 
@@ -257,7 +251,6 @@ def _show_outcome(tasks: "Sequence[CellTask]", outcome: "SweepOutcome", out: Pat
 
 
 def _show_plan(tasks: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
-    """Print the runs in their order, and the commands that would be started."""
     width = max(len(task.cell.name) for task in tasks)
     for task in tasks:
         kept = "anew; the run there is kept: " if task.state == "start" and task.problem else ""

@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table and write it in three formats, a part of it only where --write says; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis.table import compute_entries, fill_in_metric

@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show runs until all have ended, as a table in a terminal, else a line for each change; return the exit code."""
     from rich.live import Live
 
     from pflmpi.cluster import run_status, waiting
@@ -74,7 +73,6 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
-    """Whether a run is being written."""
     return not (state and (state.done or state.problem)) and writers.is_writing(run)
 
 
@@ -109,7 +107,6 @@ def _ending(run: Path, state: "RunStatus | None", running: Collection[Path]) -> 
 
 
 def _table(states: "Mapping[Path, RunStatus | None]", running: Collection[Path]) -> "Table":
-    """A line for each run."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

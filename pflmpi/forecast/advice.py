@@ -13,11 +13,7 @@ from pflmpi.text import format_bytes
 
 
 def find_problems(forecast: Forecast, folder: Path) -> list[str]:
-    """Returns what does not fit, each with what to change.
-
-    Args:
-        folder: of the run; need not exist yet.
-    """
+    """Returns what does not fit, each with what to change; the `folder` of the run need not exist yet."""
     return [*_check_nodes(forecast), *_check_gpus(forecast), *_check_disk(forecast, folder)]
 
 

@@ -86,11 +86,7 @@ def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
 
 
 def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:
-    """Counts steps x parameters of a round by `config_without_seed`; nothing is trained.
-
-    Args:
-        update: called with the number of configurations that were read, and of all.
-    """
+    """Counts steps x parameters of a round by `config_without_seed`; nothing is trained."""
     configs: dict[str, Config] = {}  # of the first seed, which stands for the others
     for task, config in tasks:
         configs.setdefault(config_without_seed(task), config)

@@ -62,7 +62,6 @@ class Seconds:
 
     @property
     def round(self) -> float:
-        """All together."""
         return self.train + (self.messages or 0.0) + self.test
 
 

@@ -33,8 +33,6 @@ _LONG_SECONDS = 2.0  # seconds; a longer call is made once
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a call."""
-
     seconds: float  # median of a few calls, after one that warms up
     memory: float  # bytes of the host, besides those in use before
     device: float  # likewise bytes of the GPU; 0 on a CPU

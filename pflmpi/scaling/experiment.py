@@ -102,7 +102,6 @@ def join(new: Scaling, out: Path) -> Scaling:
 
 
 def write(scaling: Scaling, out: Path) -> None:
-    """Writes the experiment into its folder."""
     values = {**asdict(scaling), "ranks": list(scaling.ranks)}
     with atomic.explain_write_error(out / FILE, "choose another --out"):
         out.mkdir(parents=True, exist_ok=True)
@@ -142,7 +141,6 @@ class ScaleRun(PlannedRun):
 
 
 def folder(out: Path, ranks: int) -> Path:
-    """The folder of a point."""
     return out / f"ranks-{ranks:04d}"
 
 

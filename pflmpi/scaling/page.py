@@ -144,8 +144,6 @@ def write_page(
 
     Args:
         to: number of ranks up to which Amdahl's law is extrapolated; None for no extrapolation.
-        update: called with the number of figures that are drawn, and of all.
-        made: see `html.build_page`.
 
     Raises:
         CheckpointError: an experiment has no measured run.
@@ -190,7 +188,6 @@ def _name_experiments(experiments: Sequence[Results]) -> dict[str, Results]:
 
 
 def _build_section(name: str, results: Results) -> Section:
-    """The section of an experiment, with its table."""
     columns, rows = format_table(results)
     wrong = [
         number for number, point in enumerate(results.points) if not point.same_bits or any(point.problems.values())

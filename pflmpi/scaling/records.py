@@ -98,11 +98,7 @@ Record = dict[str, Any]
 
 
 def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
-    """Writes the record of a run that has finished; returns why it could not, or "".
-
-    Args:
-        nodes: number of nodes that the run used.
-    """
+    """Writes the record of a run that has finished on so many nodes; returns why it could not, or ""."""
     run = planned.run(out)
     try:
         last, _ = verify.find_newest_good(run)

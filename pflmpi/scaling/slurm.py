@@ -29,7 +29,6 @@ class Allocation:
 
     @property
     def per_node(self) -> int:
-        """Tasks on a node."""
         return -(-self.tasks // self.nodes)
 
     def nodes_of(self, cores: int, ranks: int) -> int:
@@ -122,7 +121,6 @@ def jobs(
 
 
 def _options(ranks: int, scaling: Scaling, out: Path, given: Options, mpi: str) -> dict[str, str | None]:
-    """The options of sbatch for a point."""
     options: dict[str, str | None] = {
         "job-name": f"{out.name}-{ranks}",
         "chdir": os.getcwd(),

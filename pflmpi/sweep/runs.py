@@ -214,7 +214,6 @@ class SweepProgress:
         self._bars.stop()
 
     def running(self, names: Sequence[str]) -> None:
-        """Update the bars of these runs."""
         if self._bars.disable:
             return
         for name in names:
@@ -227,7 +226,6 @@ class SweepProgress:
         self._show_all()
 
     def ended(self, name: str, text: str) -> None:
-        """Report how a run ended."""
         self._ended += 1
         self._rounds[name] = self._tasks[name].rounds  # also for a failed one: no more rounds will come
         if name in self._bar:
