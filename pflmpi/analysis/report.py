@@ -20,9 +20,10 @@ from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, SeedGroup, name_runs
 from pflmpi.analysis.series.clients import describe_gains, plot_single_clients
-from pflmpi.analysis.summary import Line, Value
+from pflmpi.analysis.summary import FOLDER, ROUNDS, RUN, SEEDS, Column, Line, Value
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
+from pflmpi.learning.main_measure import ACCURACY, MainMeasure
 from pflmpi.store import job_file
 from pflmpi.text import format_csv, join_truncated
 
@@ -68,7 +69,8 @@ def write_report(
     with atomic.explain_write_error(f"the report in {out}", "choose another --out"):
         earlier = html.read_earlier_page(out / PAGE, _TABLE, ",folder,")
         lines = summary.summarize_runs(runs, targets or summary.choose_targets(readable_runs))
-        table = [list(lines[0]), *(list(summary.format_line(line).values()) for line in lines)]
+        texts = [summary.format_line(line) for line in lines]
+        table = [list(texts[0]), *(list(line.values()) for line in texts)]
         atomic.write(out / _TABLE, format_csv(table).encode())
         details = []
         for group in groups[: figures.MOST_DETAILED]:
@@ -100,7 +102,7 @@ def _build_sections(
     measure = choose_main_measure([named_run.run for named_run in runs])
     sentences = [sentence for named_run in runs for sentence in _describe_run(named_run, runs)]
     text = " ".join([*sentences, describe_gains(runs)])
-    table = build_runs_table(summary.average_seeds(runs, lines), measure.lower)
+    table = build_runs_table(summary.average_seeds(runs, lines), measure)
     sections = [Section("Runs", text, table, [("What the columns are", summary.describe_columns(measure))])]
     firsts = [group.runs[0] for group in groups[: len(details)]]
     multiples, rest = figures.make_multiples([(run.label, plots) for run, plots in zip(firsts, details, strict=True)])
@@ -161,69 +163,53 @@ def _describe_data(runs: Sequence[NamedRun]) -> str:
 
 
 _MOST_OWNERS = 8  # labels of runs for one value of a setting
-_NOT_ON_PAGE = (  # columns that only runs.csv has
-    *("std over clients", "training loss", "test loss", "time per round (s)"),
-    *("up, wire (bytes)", "down, wire (bytes)"),
-)
+_MOST_COLUMNS, _MOST_OPTIONS = 8, 2  # that are shown at first
 
 
-_WORST_TENTH = ("lowest 10 %", "highest 10 %")
-# Columns that are shown at first, up to eight: these, two options that all runs have, and columns that begin so.
-_FIRST = ("run", "seeds")
-_NEXT = ("last (", "best (", "worst client (", "gain over local", "rounds to", "sent to", "time (s)", *_WORST_TENTH)
-_MOST_COLUMNS, _MOST_OPTIONS = 8, 2
-# Columns whose best value is marked.
-_LIKE_MAIN_MEASURE = ("best", "last", "worst client", *_WORST_TENTH, "unseen", "after training")
-_HIGHER_IS_BETTER = ("accuracy", "macro", "gain")
-_LOWER_IS_BETTER = ("test loss", "clients below", "rounds to", "time to", "bytes to")
-
-
-def build_runs_table(lines: Sequence[Line], lower: bool = False) -> PageTable:
+def build_runs_table(lines: Sequence[Line], measure: MainMeasure = ACCURACY) -> PageTable:
     """The table of runs on the page, with the best values marked, and optional columns beyond eight.
 
     `runs.csv` has more columns, unscaled bytes, and the full paths of the folders.
-
-    Args:
-        lower: whether lower values of the main measure are better.
     """
-    lines = [{name: line[name] for name in line if summary.strip_measure(name) not in _NOT_ON_PAGE} for line in lines]
-    rows = summary.format_lines(lines)
-    folders = _shorten_folders([row.pop("folder") for row in rows])
-    columns = [*rows[0], "folder"]
-    value_columns = [name for name in lines[0] if name != "folder" and not name.endswith(" ±")]  # in order of `columns`
-    marked = [
-        (row, column)
-        for column, name in enumerate(value_columns)
-        for row in _find_best_rows(name, [line[name] for line in lines], lower)
+    folders = _shorten_folders([str(line[FOLDER]) for line in lines])
+    lines = [
+        {**{column: value for column, value in line.items() if column.is_on_page and column != FOLDER}, FOLDER: folder}
+        for line, folder in zip(lines, folders, strict=True)
     ]
-    cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
-    shown = _choose_columns(columns, rows)
-    optional = [index for index, name in enumerate(columns) if name not in shown]
-    return PageTable(columns, cells, long=1, marked=marked, optional=optional)
+    rows = summary.format_lines(lines)
+    columns = [*rows[0]]
+    marked = [
+        (row, index)
+        for index, column in enumerate(column for column in lines[0] if not column.is_deviation)
+        for row in _find_best_rows(column.better, [line[column] for line in lines])
+    ]
+    shown = _choose_columns(columns, rows, measure)
+    optional = [index for index, column in enumerate(columns) if column not in shown]
+    cells = [[*row.values()] for row in rows]
+    return PageTable([column.title for column in columns], cells, long=1, marked=marked, optional=optional)
 
 
-def _choose_columns(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """The columns that a reader sees at first."""
-    options = [name for name in columns[: columns.index("rounds")] if name not in (*_FIRST, "seed")]
-    candidates = [*_FIRST, *[name for name in options if all(row[name] for row in rows)][:_MOST_OPTIONS]]
-    has_validation = "validation" in map(summary.strip_measure, columns)
-    starts = ("best (", *_NEXT) if has_validation else _NEXT  # then no test sample chose the best round
-    candidates += [next((name for name in columns if name.startswith(start)), "") for start in starts]
-    return [name for name in dict.fromkeys(candidates) if name in columns][:_MOST_COLUMNS]
+def _choose_columns(
+    columns: Sequence[Column], rows: Sequence[Mapping[Column, str]], measure: MainMeasure
+) -> list[Column]:
+    """The columns that a reader sees at first: up to eight, of which two are options that all runs have."""
+    of_key = {column.key: column for column in reversed(columns)}  # the first with each key
+    best, name = f"best_{measure.name}", measure.name
+    options = [column for column in columns[: columns.index(ROUNDS)] if column not in (RUN, SEEDS, Column("seed"))]
+    keys = [measure.column, best, f"{name}_worst_client", "gain", "rounds_to", "bytes_to", "seconds", f"{name}_bottom"]
+    if f"best_validation_{name}" in of_key:  # then no test sample chose the best round
+        keys.insert(0, best)
+    candidates = [RUN, SEEDS, *[column for column in options if all(row[column] for row in rows)][:_MOST_OPTIONS]]
+    candidates += [of_key[key] for key in keys if key in of_key]
+    return [column for column in dict.fromkeys(candidates) if column in columns][:_MOST_COLUMNS]
 
 
-def _find_best_rows(name: str, values: Sequence[Value], lower: bool) -> list[int]:
+def _find_best_rows(better: str, values: Sequence[Value]) -> list[int]:
     """The rows with the best value of a column; none if fewer than two have a value, or no direction is better."""
     known = {row: value for row, value in enumerate(values) if not isinstance(value, str) and value == value}
-    if summary.strip_measure(name) in _LIKE_MAIN_MEASURE:
-        lower_is_better = lower
-    elif name.startswith((*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER)):
-        lower_is_better = name.startswith(_LOWER_IS_BETTER)
-    else:
+    if not better or len(known) < 2:
         return []
-    if len(known) < 2:
-        return []
-    best = min(known.values()) if lower_is_better else max(known.values())
+    best = min(known.values()) if better == "lower" else max(known.values())
     return [row for row, value in known.items() if value == best]
 
 

@@ -80,11 +80,11 @@ class Runs(tuple[Run, ...]):
         import pandas
 
         from pflmpi.analysis.selection import name_runs
-        from pflmpi.analysis.summary import average_seeds, summarize_runs
+        from pflmpi.analysis.summary import average_seeds, by_title, summarize_runs
 
         runs = name_runs(self)
         lines = average_seeds(runs, summarize_runs(runs, targets))
-        return pandas.DataFrame(lines).replace("", None)
+        return pandas.DataFrame(map(by_title, lines)).replace("", None)
 
     @property
     def figures(self) -> "Figures":

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +16,45 @@ from pflmpi.learning.main_measure import ACCURACY, MainMeasure, to_validation_na
 from pflmpi.text import scaled_bytes
 
 Value = str | int | float
-Line = dict[str, Value]  # by column; unknown numbers are NaN or ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of runs.
+
+    Attributes:
+        title: its name, which is unique.
+        key: its name in programs: for the results of a run that of the value, as in the JSON of `compare`.
+        digits: printed decimals.
+        scale: factor from the value in JSON to that in the table.
+        better: which of its values are marked on a page, "higher" or "lower" ones; "" for none.
+        is_optional: whether it is left out if no run has a value.
+        is_on_page: whether a page has it, besides runs.csv.
+        in_bytes: of a column of bytes, its title in tables without the unit, which is one that suits all runs.
+        is_deviation: whether it has the standard deviations over seeds of the column with the same key.
+    """
+
+    title: str
+    key: str = ""
+    digits: int = 2
+    scale: float = 1.0
+    better: str = ""
+    is_optional: bool = False
+    is_on_page: bool = True
+    in_bytes: str = ""
+    is_deviation: bool = False
+
+    @property
+    def deviation(self) -> "Column":
+        """The column of its standard deviations over seeds."""
+        return replace(self, title=f"{self.title} ±", is_deviation=True)
+
+
+RUN, SEEDS, FOLDER = map(Column, ("run", "seeds", "folder"))
+ROUNDS = Column("rounds", "rounds")
+Line = dict[Column, Value]  # unknown numbers are NaN or ""
 
 _SHARE_OF_BEST = 0.9  # the second default target, as a share of the best accuracy of all runs
-_MAIN_COLUMNS = (  # columns of the main measure, followed by its name in brackets, or by (%) for accuracy
-    *("best", "validation", "last", "std over clients", "worst client", "lowest 10 %", "highest 10 %"),
-    *("unseen", "after training", "gain over local"),
-)
-_OPTIONAL = (  # columns that are left out if no run has a value
-    *("validation", "lowest 10 %", "highest 10 %", "unseen", "after training", "accuracy (%)", "macro F1 (%)"),
-    *("gain over local", "clients below local"),
-)
-_STD = "±"  # suffix of columns of standard deviations over seeds
-_FOUR_DIGITS = ("training loss", "test loss", "time per round (s)")
 
 
 def describe_columns(measure: MainMeasure) -> str:
@@ -43,17 +71,6 @@ def describe_columns(measure: MainMeasure) -> str:
     )
 
 
-def strip_measure(name: str) -> str:
-    """The name of a column without the name or unit of the main measure.
-
-    >>> strip_measure("best (rmse)"), strip_measure("lowest 10 % (%)"), strip_measure("time (s)")
-    ('best', 'lowest 10 %', 'time (s)')
-    """
-    name = name.removesuffix(f" {_STD}")
-    start = name.rpartition(" (")[0]
-    return start if start in _MAIN_COLUMNS else name
-
-
 def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> list[Line]:
     """A line for each run.
 
@@ -64,31 +81,40 @@ def summarize_runs(runs: Sequence[NamedRun], targets: Sequence[float] = ()) -> l
     gains = {named_run: gain for named_run, _, gain in compute_gains_over_local(runs)[1]}
     measure = choose_main_measure(plain_runs)
     results = [summarize_run(run, measure) for run in plain_runs]
-    options = list_compared_options(plain_runs, {"run", "seeds", "folder"}.union(*results))
-    gain_column = "gain over local" if measure == ACCURACY else f"gain over local ({_unit(measure)})"
+    titles = {column.title for line in results for column in (RUN, SEEDS, FOLDER, *line)}
+    options = list_compared_options(plain_runs, titles)
+    title = "gain over local" if measure == ACCURACY else f"gain over local ({_unit(measure)})"
+    gain_column = Column(title, "gain", _digits(measure), better="higher", is_optional=True)
+    losers_column = Column("clients below local", better="lower", is_optional=True)
     lines: list[Line] = []
     for index, named_run in enumerate(runs):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
         has_gain = not np.isnan(gain).all()
-        line: Line = {"run": named_run.label, "folder": str(run.path)}
-        line |= {key: texts[index] for key, texts in options.items()}
+        line: Line = {RUN: named_run.label, FOLDER: str(run.path)}
+        line |= {Column(name): texts[index] for name, texts in options.items()}
         line |= results[index]
         with np.errstate(invalid="ignore"):  # infinities of both signs have no mean
             line[gain_column] = float(np.nanmean(gain)) if has_gain else math.nan
-        line["clients below local"] = int((gain < 0).sum()) if has_gain else ""
+        line[losers_column] = int((gain < 0).sum()) if has_gain else ""
         for target in targets:
             cost, to = compute_cost_to(run.columns, target), f"to {100 * target:g} %"
-            line[f"rounds {to}"] = "" if cost is None else cost.rounds
-            line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
-            line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
+            line[Column(f"rounds {to}", "rounds_to", better="lower")] = "" if cost is None else cost.rounds
+            line[Column(f"time {to} (s)", better="lower")] = math.nan if cost is None else cost.seconds
+            sent = Column(f"bytes {to}", "bytes_to", better="lower", in_bytes=f"sent {to}")
+            line[sent] = "" if cost is None else cost.up_bytes + cost.down_bytes
         lines.append(line)
-    optional = [name for name in lines[0] if strip_measure(name) in _OPTIONAL]
-    empty = [name for name in optional if all(str(line[name]) in ("", "nan") for line in lines)]
-    return [{name: value for name, value in line.items() if name not in empty} for line in lines]
+    optional = [column for column in lines[0] if column.is_optional]
+    empty = [column for column in optional if all(str(line[column]) in ("", "nan") for line in lines)]
+    return [{column: value for column, value in line.items() if column not in empty} for line in lines]
+
+
+def by_title(line: Line) -> dict[str, Value]:
+    """A line by the titles of its columns."""
+    return {column.title: value for column, value in line.items()}
 
 
 def average_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]:
-    """A line for each group of runs that differ only in the seed, with means, and standard deviations as `NAME ±`.
+    """A line for each group of runs that differ only in the seed, with means and standard deviations.
 
     Args:
         lines: the lines of the runs; returned unchanged if no two runs differ only in the seed.
@@ -98,25 +124,25 @@ def average_seeds(runs: Sequence[NamedRun], lines: Sequence[Line]) -> list[Line]
         return list(lines)
     merged: list[Line] = []
     for group in groups:
-        line: Line = {"run": group.label, "seeds": len(group.runs)}
-        for name in lines[0]:
-            values = [line_of[named_run][name] for named_run in group.runs]
-            if name == "folder":
-                line[name] = str(group.folder) if len(values) > 1 else values[0]
-            elif name != "run":
-                line |= _average_column(name, values)
+        line: Line = {RUN: group.label, SEEDS: len(group.runs)}
+        for column in lines[0]:
+            values = [line_of[named_run][column] for named_run in group.runs]
+            if column == FOLDER:
+                line[column] = str(group.folder) if len(values) > 1 else values[0]
+            elif column != RUN:
+                line |= _average_column(column, values)
         merged.append(line)
     return merged
 
 
-def _average_column(name: str, values: Sequence[Value]) -> Line:
+def _average_column(column: Column, values: Sequence[Value]) -> Line:
     """The mean of a column over seeds, empty if a value is missing; for floats also the standard deviation."""
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
-        return {name: "" if numbers else ", ".join(dict.fromkeys(map(str, values)))}
-    mean: Line = {name: values[0] if len({*numbers}) == 1 else compute_mean(numbers)}
+        return {column: "" if numbers else ", ".join(dict.fromkeys(map(str, values)))}
+    mean: Line = {column: values[0] if len({*numbers}) == 1 else compute_mean(numbers)}
     if isinstance(values[0], float):
-        mean[f"{name} {_STD}"] = compute_deviation(numbers)
+        mean[column.deviation] = compute_deviation(numbers)
     return mean
 
 
@@ -128,20 +154,29 @@ def summarize_run(run: Run, measure: MainMeasure = ACCURACY) -> Line:
     """
     columns, seconds = run.columns, run.columns["seconds"]
     last = _read_last_evaluation(run, measure)
+    per_round = float(seconds.mean()) if len(seconds) else math.nan
+
+    def measured(title: str, key: str, scale: float = 1.0, **about: Any) -> Line:
+        return {Column(title, key, scale=scale, **about): scale * last.get(key, math.nan)}
+
+    def sent(title: str, key: str, **about: Any) -> Line:
+        return {Column(f"{title} (bytes)", key, in_bytes=title, **about): _sum_bytes(columns[key])}
+
+    share: dict[str, Any] = {"scale": 100, "better": "higher", "is_optional": True}
     return {
-        "rounds": len(seconds),
-        "of": int(run.config.get("training", {}).get("rounds", 0)),
-        **_main_measure_columns(run, measure, last),
-        **({} if measure == ACCURACY else {"accuracy (%)": 100 * last.get("accuracy_mean", math.nan)}),
-        "macro F1 (%)": 100 * last.get("f1_macro", math.nan),
-        "training loss": last.get("train_loss", math.nan),
-        "test loss": last.get("test_loss", math.nan),
-        "up (bytes)": _sum_bytes(columns["up_bytes"]),
-        "down (bytes)": _sum_bytes(columns["down_bytes"]),
-        "up, wire (bytes)": _sum_bytes(columns["wire_up_bytes"]),
-        "down, wire (bytes)": _sum_bytes(columns["wire_down_bytes"]),
-        "time (s)": float(seconds.sum()),
-        "time per round (s)": float(seconds.mean()) if len(seconds) else math.nan,
+        ROUNDS: len(seconds),
+        Column("of", "planned_rounds"): int(run.config.get("training", {}).get("rounds", 0)),
+        **_summarize_main_measure(run, measure, last),
+        **({} if measure == ACCURACY else measured("accuracy (%)", "accuracy_mean", **share)),
+        **measured("macro F1 (%)", "f1_macro", **share),
+        **measured("training loss", "train_loss", digits=4, is_on_page=False),
+        **measured("test loss", "test_loss", digits=4, is_on_page=False),
+        **sent("up", "up_bytes"),
+        **sent("down", "down_bytes"),
+        **sent("up, wire", "wire_up_bytes", is_on_page=False),
+        **sent("down, wire", "wire_down_bytes", is_on_page=False),
+        Column("time (s)", "seconds"): float(seconds.sum()),
+        Column("time per round (s)", "seconds_per_round", digits=4, is_on_page=False): per_round,
     }
 
 
@@ -161,8 +196,8 @@ def _sum_bytes(values: np.ndarray) -> Value:
     return "" if np.isnan(values).any() else int(values.sum())
 
 
-def _main_measure_columns(run: Run, measure: MainMeasure, last: Mapping[str, float]) -> Line:
-    """The columns of the main measure.
+def _summarize_main_measure(run: Run, measure: MainMeasure, last: Mapping[str, float]) -> Line:
+    """The results by the main measure.
 
     Args:
         last: from `_read_last_evaluation`.
@@ -180,22 +215,23 @@ def _main_measure_columns(run: Run, measure: MainMeasure, last: Mapping[str, flo
         with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
             std = float(np.nanstd(clients))
         worst = float(np.nanmax(clients) if measure.lower else np.nanmin(clients))
-    values = {
-        "best": best,
-        "validation": validation,
-        "last": last.get(measure.column, math.nan),
-        "std over clients": last.get("accuracy_std", math.nan) if measure == ACCURACY else std,
-        "worst client": worst,
-        f"{'highest' if measure.lower else 'lowest'} 10 %": last.get(f"{measure.name}_bottom", math.nan),
-        "unseen": last.get(f"unseen_{measure.column}", math.nan),
-        "after training": last.get(f"trained_{measure.column}", math.nan),
+    name, better = measure.name, "lower" if measure.lower else "higher"
+
+    def main(title: str, key: str, value: float | None = None, better: str = better, **about: Any) -> Line:
+        column = Column(f"{title} ({_unit(measure)})", key, _digits(measure), measure.scale, better, **about)
+        return {column: measure.scale * (last.get(key, math.nan) if value is None else value)}
+
+    return {
+        **main("best", f"best_{name}", best),
+        Column("in round", "best_round"): best_round,
+        **main("validation", f"best_validation_{name}", validation, better="", is_optional=True),
+        **main("last", measure.column),
+        **main("std over clients", f"{name}_std", None if measure == ACCURACY else std, better="", is_on_page=False),
+        **main("worst client", f"{name}_worst_client", worst),
+        **main(f"{'highest' if measure.lower else 'lowest'} 10 %", f"{name}_bottom", is_optional=True),
+        **main("unseen", f"unseen_{measure.column}", is_optional=True),
+        **main("after training", f"trained_{measure.column}", is_optional=True),
     }
-    line: Line = {}
-    for key, value in values.items():
-        line[f"{key} ({_unit(measure)})"] = measure.scale * value
-        if key == "best":
-            line["in round"] = best_round
-    return line
 
 
 def _unit(measure: MainMeasure) -> str:
@@ -205,49 +241,41 @@ def _unit(measure: MainMeasure) -> str:
     return f"{measure.words}, %" if measure.percent else measure.words
 
 
-def format_line(line: Mapping[str, Value]) -> dict[str, str]:
-    """The values of a line as texts; unknown ones are empty."""
-    return {name: _format_value(name, value) for name, value in line.items()}
+def _digits(measure: MainMeasure) -> int:
+    return 2 if measure.percent else 4
 
 
-def _format_value(column: str, value: Value) -> str:
+def format_line(line: Line) -> dict[str, str]:
+    """The values of a line as texts by the titles of their columns; unknown ones are empty."""
+    return {column.title: _format_value(column, value) for column, value in line.items()}
+
+
+def _format_value(column: Column, value: Value) -> str:
     if not isinstance(value, float):
         return str(value)
-    if math.isnan(value):
-        return ""
-    name = column.removesuffix(f" {_STD}")
-    has_four_digits = name in _FOUR_DIGITS or (strip_measure(name) != name and not name.endswith("%)"))
-    return f"{value:.{4 if has_four_digits else 2}f}"
+    return "" if math.isnan(value) else f"{value:.{column.digits}f}"
 
 
-def format_lines(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """Formats lines with bytes in a common unit, named in the column, and means with their deviations in one cell."""
-    scaled: list[Line] = [{} for _ in lines]
-    for name in lines[0]:
-        values = [line[name] for line in lines]
-        if "bytes" in name:
-            name, values = _scale_bytes(name, values)
-        for line, value in zip(scaled, values, strict=True):
-            line[name] = value
-    return [_append_deviations(format_line(line)) for line in scaled]
+def format_lines(lines: Sequence[Line]) -> list[dict[Column, str]]:
+    """Formats lines with bytes in a common unit, named in the title, and means with their deviations in one cell."""
+    rows: list[dict[Column, str]] = [{} for _ in lines]
+    for column in lines[0]:
+        if column.is_deviation:
+            continue
+        shown, values = column, [line[column] for line in lines]
+        if column.in_bytes:
+            shown, values = _scale_bytes(column, values)
+        for row, line, value in zip(rows, lines, values, strict=True):
+            deviation = _format_value(column, line.get(column.deviation, ""))
+            row[shown] = _format_value(column, value) + f" ± {deviation}" * bool(deviation)
+    return rows
 
 
-def _append_deviations(texts: dict[str, str]) -> dict[str, str]:
-    """Moves standard deviations into the cells of their means."""
-    deviations = {name: texts.pop(name) for name in list(texts) if name.endswith(f" {_STD}")}
-    return {
-        name: f"{text} {_STD} {deviation}" if (deviation := deviations.get(f"{name} {_STD}")) else text
-        for name, text in texts.items()
-    }
-
-
-def _scale_bytes(name: str, values: Sequence[Value]) -> tuple[str, list[Value]]:
-    """Scales a column of bytes to a suitable unit; its new name and values."""
+def _scale_bytes(column: Column, values: Sequence[Value]) -> tuple[Column, list[Value]]:
+    """Scales a column of bytes to a suitable unit; its new title and values."""
     divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
     scaled: list[Value] = [math.nan if isinstance(value, str) else value / divisor for value in values]
-    if name.startswith("bytes to"):
-        return f"sent {name.removeprefix('bytes ')} ({unit})", scaled
-    return name.replace("(bytes)", f"({unit})"), scaled
+    return replace(column, title=f"{column.in_bytes} ({unit})"), scaled
 
 
 def choose_targets(runs: Sequence[Run]) -> list[float]:

@@ -17,28 +17,6 @@ if TYPE_CHECKING:
     from pflmpi.learning.main_measure import MainMeasure
 
 _LEAST_WIDTH = 14  # characters of the column of a run
-_KEYS = {  # column -> key in JSON, with a share of 1 where the column has percents
-    "rounds": "rounds",
-    "of": "planned_rounds",
-    "best (%)": "best_accuracy",
-    "in round": "best_round",
-    "validation (%)": "best_validation_accuracy",
-    "last (%)": "accuracy_mean",
-    "std over clients (%)": "accuracy_std",
-    "worst client (%)": "accuracy_worst_client",
-    "lowest 10 % (%)": "accuracy_bottom",
-    "macro F1 (%)": "f1_macro",
-    "unseen (%)": "unseen_accuracy_mean",
-    "after training (%)": "trained_accuracy_mean",
-    "training loss": "train_loss",
-    "test loss": "test_loss",
-    "up (bytes)": "up_bytes",
-    "down (bytes)": "down_bytes",
-    "up, wire (bytes)": "wire_up_bytes",
-    "down, wire (bytes)": "wire_down_bytes",
-    "time (s)": "seconds",
-    "time per round (s)": "seconds_per_round",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +67,7 @@ def _show(
         settings: of each option that differs, the text of each run.
     """
     from pflmpi.analysis.comparable import group_by_seed
-    from pflmpi.analysis.summary import average_seeds, format_lines, summarize_run
+    from pflmpi.analysis.summary import RUN, SEEDS, average_seeds, format_lines, summarize_run
     from pflmpi.terminal import console
 
     groups = group_by_seed(runs)
@@ -98,10 +76,13 @@ def _show(
         key: [", ".join(dict.fromkeys(texts[runs.index(named_run)] for named_run in group.runs)) for group in groups]
         for key, texts in settings.items()
     }
-    lines = [{"run": named_run.label, **summarize_run(named_run.run, measure)} for named_run in runs]
-    columns = format_lines(average_seeds(runs, lines))
-    figures = {name: [column[name] or "-" for column in columns] for name in columns[0] if name not in ("run", "seeds")}
-    figures = {name: row for name, row in figures.items() if any(text != "-" for text in row)}
+    lines = [{RUN: named_run.label, **summarize_run(named_run.run, measure)} for named_run in runs]
+    texts = format_lines(average_seeds(runs, lines))
+    figures = {
+        column.title: [line[column] or "-" for line in texts]
+        for column in texts[0]
+        if column not in (RUN, SEEDS) and any(line[column] for line in texts)
+    }
     terminal = console(highlight=False)
     name_width = max(map(len, (*of_groups, *figures)))
     column_width = max(_LEAST_WIDTH, *(len(text) for row in figures.values() for text in row))
@@ -126,24 +107,24 @@ def _as_json(named_run: "NamedRun", problem: str | None, measure: "MainMeasure",
         keys: the options that differ between the runs.
     """
     from pflmpi.analysis.comparable import collect_decisive_options
-    from pflmpi.analysis.summary import strip_measure, summarize_run
+    from pflmpi.analysis.summary import summarize_run
     from pflmpi.learning.main_measure import ACCURACY
 
     run = named_run.run
-    options, line = collect_decisive_options(run), summarize_run(run, ACCURACY)
-    of_main = {strip_measure(name): value for name, value in summarize_run(run, measure).items()}
+    options = collect_decisive_options(run)
+    of_main = {column.key: value for column, value in summarize_run(run, measure).items()}
     values: dict[str, Any] = {
         "run": run.path,
         "name": named_run.label,
         "options": {key: options.get(key) for key in keys},
         "measure": measure.column,
-        "best": float(of_main["best"]) / measure.scale,
-        "last": float(of_main["last"]) / measure.scale,
+        "best": float(of_main[f"best_{measure.name}"]) / measure.scale,
+        "last": float(of_main[measure.column]) / measure.scale,
     }
-    for column, key in _KEYS.items():
-        value = None if line[column] == "" else line[column]
-        values[key] = round(value / 100, 9) if "%)" in column and isinstance(value, float) else value
-    return {**values, "best_round": of_main["in round"] or None, "notes": run.notes, "incomparable": problem}
+    for column, value in summarize_run(run, ACCURACY).items():
+        is_share = column.scale != 1 and isinstance(value, float)
+        values[column.key] = round(float(value) / column.scale, 9) if is_share else None if value == "" else value
+    return {**values, "best_round": of_main["best_round"] or None, "notes": run.notes, "incomparable": problem}
 
 
 def _table(names: list[str], sections: list[dict[str, list[str]]]) -> "Table":

@@ -14,7 +14,7 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost, diagnostics
 from pflmpi.analysis.series.partition import plot_partitions, sort_by_class
-from pflmpi.analysis.summary import average_seeds
+from pflmpi.analysis.summary import RUN, SEEDS, Column, average_seeds
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -57,9 +57,9 @@ def test_a_seed_without_rounds_stands_alone_and_others_are_averaged_up_to_the_ro
     begun, waiting = group_by_seed(name_runs(runs))
     assert (len(begun.runs), len(waiting.runs)) == (2, 1)
     assert cost.average_columns(begun)["seconds"].tolist() == [1, 1]
-    ends = [{"run": "fedavg", "last": value} for value in (3.0, 2.0, np.nan)]
+    ends = [{RUN: "fedavg", Column("last"): value} for value in (3.0, 2.0, np.nan)]
     line, _ = average_seeds(name_runs(runs), ends)
-    assert (line["seeds"], line["last"]) == (2, 2.5)
+    assert (line[SEEDS], line[Column("last")]) == (2, 2.5)
 
 
 def test_a_panel_of_several_seeds_has_the_means_of_their_clients_and_says_how_many(tmp_path):

@@ -230,7 +230,7 @@ def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_pat
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
     fedavg = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
     runs = name_runs([*alone, *fedavg])
-    gains = [line["gain over local"] for line in summary.summarize_runs(runs)]
+    gains = [summary.by_title(line)["gain over local"] for line in summary.summarize_runs(runs)]
     assert gains[3:] == pytest.approx([1.5, 4.0, 7.5]) and np.isnan(np.array(gains[:3], float)).all()
     plots = clients.plot_against_local(runs)
     drawn = [len(curve.y) for plot in plots if isinstance(plot, Curves) for curve in plot.curves]
@@ -263,7 +263,7 @@ def test_a_run_without_its_partition_says_so(tmp_path):
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained, tmp_path):
     run = trained["local"]
-    row = summary.summarize_run(run)
+    row = summary.by_title(summary.summarize_run(run))
     mean = 100 * run.columns["accuracy_mean"]
     assert (row["best (%)"], row["in round"], row["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
     assert row["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()

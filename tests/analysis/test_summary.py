@@ -16,7 +16,7 @@ from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import name_runs
 from pflmpi.analysis.series import accuracy, cost
 from pflmpi.analysis.series.clients import describe_gains
-from pflmpi.analysis.summary import average_seeds, choose_targets, format_line, summarize_run, summarize_runs
+from pflmpi.analysis.summary import average_seeds, by_title, choose_targets, format_line, summarize_run, summarize_runs
 from pflmpi.analysis.table import compute_entries
 from pflmpi.analysis.table_text import format_entries_csv, format_markdown
 from pflmpi.commands.progress import show_summary
@@ -65,7 +65,7 @@ def test_of_a_run_whose_first_metrics_are_lost_totals_and_costs_are_unknown(tmp_
     assert run.cost_to(0.8) is None and run.cost_to(0.91) is None
     lines = summarize_runs(runs := name_runs([run, complete]), [0.8])
     unknown = [name for name, text in format_line(lines[0]).items() if not text and format_line(lines[1])[name]]
-    totals = [name for name in lines[0] if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
+    totals = [name for name in by_title(lines[0]) if "(bytes)" in name or name.startswith("time") or "to 80 %" in name]
     assert unknown == totals, "and nothing else"
     for figure in (cost.plot_against_bytes(runs), cost.plot_against_seconds(runs)):
         assert [curve.source for curve in figure.curves] == ["fedavg whole"]
@@ -118,7 +118,7 @@ def test_the_table_has_the_options_that_have_unlike_values(tmp_path):
     runs = [written(tmp_path / name, ACCURACY) for name in "abc"]
     for run, algorithm in zip(runs, ({"mu": 0.1, "k": 1}, {"mu": 0.5, "k": 1}, {"beta": 2}), strict=True):
         run.config.update(algorithm={"name": "x", **algorithm}, seed=0, training={"rounds": 5, "lr": 0.1})
-    lines = summarize_runs(name_runs(runs))
+    lines = [by_title(line) for line in summarize_runs(name_runs(runs))]
     assert [line["mu"] for line in lines] == ["0.1", "0.5", ""]
     assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
 
@@ -128,7 +128,7 @@ def test_an_option_with_the_name_of_a_column_keeps_its_section(tmp_path):
     names = "rounds", "of", "seed", "seeds", "run", "folder"
     for value, run in enumerate(runs):
         run.config.update(algorithm={"name": "x", "mu": value, **dict.fromkeys(names, value)}, seed=7 + value)
-    lines = summarize_runs(name_runs(runs))
+    lines = [by_title(line) for line in summarize_runs(name_runs(runs))]
     assert [line[f"algorithm.{name}"] for name in names for line in lines] == ["0", "1"] * len(names)
     assert [(line["mu"], line["seed"], line["rounds"]) for line in lines] == [("0", "7", 5), ("1", "8", 5)]
 
@@ -161,12 +161,13 @@ def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path):
     runs = name_runs([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
     for named_run, accuracies in zip(runs, ([0.9, 0.5, np.nan], [0.6, 0.7, np.nan]), strict=True):
         vars(named_run.run)["final"] = lambda _, values=accuracies: np.array(values)
-    ours, local = summarize_runs(runs, [0.8])
+    lines = summarize_runs(runs, [0.8])
+    ours = by_title(lines[0])
     assert (ours["gain over local"], ours["clients below local"]) == (pytest.approx(5.0), 1)
     assert (ours["rounds to 80 %"], ours["time to 80 % (s)"], ours["bytes to 80 %"]) == (3, 6.0, 120)
-    texts = format_line(local)
+    texts = format_line(lines[1])
     assert not any(texts[name] for name in ("gain over local", "rounds to 80 %", "time to 80 % (s)"))
-    (alone,) = summarize_runs(runs[:1])
+    (alone,) = map(by_title, summarize_runs(runs[:1]))
     assert "gain over local" not in alone and "unseen (%)" not in alone
 
 
@@ -182,13 +183,14 @@ def seeded(tmp_path, lasts, **algorithm):
 
 def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and_number(tmp_path):
     runs = name_runs([*seeded(tmp_path / "a", (0.5, 0.7)), *seeded(tmp_path / "b", (0.9,), mu=1)])
-    several, alone = average_seeds(runs, summarize_runs(runs, [0.6]))
+    lines = average_seeds(runs, summarize_runs(runs, [0.6]))
+    several, alone = map(by_title, lines)
     assert (several["seeds"], several["last (%)"], several["rounds"]) == (2, pytest.approx(60), 2)
     assert several["last (%) ±"] == pytest.approx(200**0.5), "the standard deviation of two"
     assert several["rounds to 60 %"] == "", "which one of them has not reached"
     assert several["seed"] == "0, 1" and several["folder"] == str(tmp_path / "a")
     assert (alone["seeds"], alone["last (%)"]) == (1, 90) and np.isnan(float(alone["last (%) ±"]))
-    shown = build_runs_table([several, alone])
+    shown = build_runs_table(lines)
     rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
     assert [row["last (%)"] for row in rows] == ["60.00 ± 14.14", "90.00"]
     assert [row["run"] for row in rows] == ["fedavg a", "fedavg b/0"]
@@ -196,7 +198,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line_with_mean_deviation_and
 
 def test_seeds_with_infinities_of_both_signs_have_no_mean(tmp_path):
     runs = name_runs(seeded(tmp_path, (np.inf, -np.inf)))
-    (line,) = average_seeds(runs, summarize_runs(runs))
+    (line,) = map(by_title, average_seeds(runs, summarize_runs(runs)))
     assert np.isnan([line["last (%)"], line["last (%) ±"]]).all()
 
 
@@ -241,7 +243,7 @@ def test_further_measures_are_drawn_where_they_are(tmp_path):
     names = [figure.name for figure in accuracy.plot_further_measures(name_runs([run]))]
     columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
     assert names == [f"{column}_over_rounds" for column in columns]
-    (line,) = summarize_runs(name_runs([run]))
+    (line,) = map(by_title, summarize_runs(name_runs([run])))
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
     assert line["after training (%)"] == 100 * run.columns["trained_accuracy_mean"][-1]
@@ -251,7 +253,7 @@ def test_values_at_the_end_are_of_one_round_the_last_with_an_evaluation(tmp_path
     run = written(tmp_path / "run", ("0.5", "0.7", ""))
     columns = {"trained_accuracy_mean": [0.6, np.nan, np.nan], "train_loss": [3.0, 2.0, 1.0]}
     run.columns.update({name: np.array(values) for name, values in columns.items()})
-    line = summarize_run(run)
+    line = by_title(summarize_run(run))
     assert (line["last (%)"], line["training loss"], line["test loss"]) == (70, 2.0, 2.0)
     assert np.isnan(line["after training (%)"]), "no participant of round 2 has a value"
 

@@ -11,7 +11,7 @@ import yaml
 import quick_run
 from pflmpi.analysis.metrics import find_best_round
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.summary import summarize_run
+from pflmpi.analysis.summary import by_title, summarize_run
 from pflmpi.analysis.table import compute_entries, pick_value
 from pflmpi.analysis.table_text import format_tables
 from pflmpi.cluster.run_status import read_run_status
@@ -159,7 +159,7 @@ def run(tmp_path_factory):
 def test_what_shows_a_run_shows_the_round_that_validation_chose(run, capsys):
     opened = open_run(run)
     chosen = int(opened.columns["validation_accuracy_mean"].argmax())
-    line = summarize_run(opened)
+    line = by_title(summarize_run(opened))
     assert line["in round"] == chosen + 1 and line["best (%)"] == 100 * opened.columns["accuracy_mean"][chosen]
     assert line["validation (%)"] == 100 * opened.columns["validation_accuracy_mean"][chosen]
     status = read_run_status(run)
