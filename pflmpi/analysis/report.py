@@ -95,9 +95,7 @@ def _build_sections(
     """The sections of the page: runs, overview, comparisons, single clients, single runs, settings.
 
     Args:
-        lines: the lines of the runs.
         details: the figures of the first run of each of the first groups.
-        draw: draws figures into a folder.
     """
     measure = choose_main_measure([named_run.run for named_run in runs])
     sentences = [sentence for named_run in runs for sentence in _describe_run(named_run, runs)]

@@ -88,7 +88,7 @@ def fill_in_metric(table: SweepTable, cells: Sequence[Cell], out: Path) -> Sweep
     """The table with a metric: the main measure of its runs, if the table file names none.
 
     Args:
-        cells, out: see `compute_entries`.
+        cells: see `compute_entries`.
     """
     if table.metric is not None:
         return table
@@ -160,31 +160,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class _SeedRun:
-    """The run of one seed.
+    """The run of one seed; `run` is None if it does not exist or cannot be read."""
 
-    Attributes:
-        rounds: planned rounds.
-        run: None if it does not exist or cannot be read.
-        done: completed rounds.
-        finished: whether it has all rounds, or has stopped early.
-        mismatch: why it is not the run of this cell and seed; "" if it is.
-        problem: why it cannot be read; "" if it can.
-    """
-
-    rounds: int
+    rounds: int  # planned
     run: Run | None = None
-    done: int = 0
-    finished: bool = False
-    mismatch: str = ""
-    problem: str = ""
+    done: int = 0  # completed rounds
+    finished: bool = False  # whether it has all rounds, or has stopped early
+    mismatch: str = ""  # why it is not the run of this cell and seed
+    problem: str = ""  # why it cannot be read
 
 
 def compute_entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     """An entry for each row and column of the table, in order.
 
     Args:
-        cells: the cells of the table, with seeds varying fastest.
-        out: the folder of the sweep.
+        cells: with seeds varying fastest.
     """
     groups = groupby(cells, lambda cell: (cell.row, cell.column))
     seeds = {key: [_open_seed_run(cell, out) for cell in group] for key, group in groups}
@@ -273,7 +263,6 @@ def _are_other_files(old: Any, new: Any) -> bool:
 
 
 def _list_fixed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that cannot change when a run is resumed, by dotted key."""
     return {key: value for key, value in by_key(raw).items() if key not in FREE_ON_RESUME}
 
 

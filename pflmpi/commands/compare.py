@@ -128,7 +128,6 @@ def _as_json(named_run: "NamedRun", problem: str | None, measure: "MainMeasure",
 
 
 def _table(names: list[str], sections: list[dict[str, list[str]]]) -> "Table":
-    """A table with a column for each name, and the rows of each section."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
