@@ -28,7 +28,6 @@ from pflmpi.experiment.padding_check import find_lane_problem
 from pflmpi.experiment.run_weights import run_weights
 from pflmpi.experiment.trial_update import (
     OneStep,
-    check_cached_update,
     check_prediction,
     check_repeats,
     only_largest_client,
@@ -311,8 +310,8 @@ def try_outside_code(experiment: Experiment, configured: str) -> str:
     problem = check_modules(tasks, cohort, experiment.federation, executor == "lanes")
     if outside.is_from_outside(type(algorithm)):
         trial = _trial(experiment)
-        for check in (check_repeats, check_prediction, check_cached_update):
-            check(trial)
+        check_repeats(trial)
+        check_prediction(trial)
     if not problem and executor == "lanes":
         try:
             problem = find_lane_problem(algorithm, tasks, cohort, experiment.transform, images)

@@ -15,7 +15,6 @@ from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.data.unseen import Division
 from pflmpi.errors import AlgorithmError, ConfigError
 from pflmpi.experiment.made_up_inputs import make_up_first_messages
-from pflmpi.experiment.padding_check import beyond_rounding
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.participation import Participation
 from pflmpi.learning.personal import NotAModel
@@ -32,8 +31,6 @@ from pflmpi.runtime.contract import (
     state_and_messages,
 )
 from pflmpi.runtime.executors.base import Loop
-from pflmpi.runtime.executors.batches import Pool
-from pflmpi.text import join_truncated
 from pflmpi.tree import Tree
 
 _TRIAL_RATE, _TRIAL_SAMPLES = 0.1, 8  # where results of trials are compared within rounding
@@ -168,24 +165,4 @@ def check_prediction(trial: "OneStep") -> None:
             f"{kind}.personal describes, which checkpoints and `export` would have in its place; let "
             "`personal` return NotAModel('WHAT A CLIENT PREDICTS WITH', nearest=THAT MODEL) of "
             "pflmpi.learning.personal, or leave `predict` out"
-        )
-
-
-def check_cached_update(trial: "OneStep") -> None:
-    """Raise `ConfigError` if `client_update` computes something else from cached features than from samples."""
-    if not trial.tasks[0].cached_features:
-        return
-    cached = trial.with_plain_steps()
-    task, dataset = cached.tasks[0].replace(cached_features=False), cached.federation.dataset
-    whole = replace(cached, tasks=(task,), pool=Pool.of(dataset, task.device))
-    cached = replace(cached, pool=Pool.of_features(dataset, task))  # anew, as those of the run may be of bf16
-    try:
-        samples, features = (each.try_update() for each in (whole, cached))
-    except AlgorithmError:  # the first round will raise it
-        return
-    if paths := beyond_rounding(samples, features):
-        kind = type(trial.algorithm).__name__
-        raise ConfigError(
-            f"model.cache_features = true, but {kind}.client_update computes something else from features than from "
-            f"samples, as with noise on samples: {join_truncated(paths)} differ in a trial; leave the key out"
         )

@@ -6,15 +6,11 @@ import torch
 
 import quick_run
 from comparisons import state_of
-from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import build
 from pflmpi.forecast.bytes import pool_bytes
-from pflmpi.learning.client import cross_entropy
-from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST
 from pflmpi.models.conv_net import ConvNet
 from pflmpi.runtime.executors.batches import Pool
@@ -202,28 +198,3 @@ def test_models_without_one_frozen_body_are_refused(model, why, tmp_path):
     raw = quick_run.settings(algorithm={"name": "local"}, model=model)
     with pytest.raises(ConfigError, match=rf"^model.cache_features = true, but {why}"):
         quick_run.run(raw, tmp_path / "run")
-
-
-def scaling(factor):
-    """FedAvg on samples that are so many times as large."""
-
-    class Scaling(FedAvg):
-        def client_update(self, task, client, down, data):
-            def loss(model, batch):
-                return cross_entropy(task.predict(model, factor * batch.x, training=True), batch)
-
-            return {}, {"model": train(task, down["model"], data.passes["train"], loss, data.learning_rate)}
-
-    return Scaling
-
-
-@pytest.mark.parametrize(
-    "sections", [{}, {"training": {"optimizer": "adam", "lr": 1e-4}}, {"training": {"precision": "bf16"}}]
-)
-def test_an_own_algorithm_that_changes_samples_is_refused(sections, monkeypatch):
-    raw = quick_run.settings(sections, algorithm={"name": "scaling"}, model=CACHED)
-    monkeypatch.setitem(ALGORITHMS._objects, "scaling", scaling(1.0))
-    build.prepare(parse(raw), HOST)
-    monkeypatch.setitem(ALGORITHMS._objects, "scaling", scaling(1.1))
-    with pytest.raises(ConfigError, match=r"^model.cache_features = true, but Scaling.client_update computes"):
-        build.prepare(parse(raw), HOST)
