@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pflmpi import atomic, outside
@@ -19,7 +18,6 @@ from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, try_outside_code
 from pflmpi.experiment.restore import array_difference, rebuild
 from pflmpi.experiment.run import refuse_existing
-from pflmpi.learning.participation import Participation
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import checked_hdf5, config_file, metrics_file, partition_file, pruning, run_folder, verify
 from pflmpi.store.checked_hdf5 import HDF5Writer
@@ -60,7 +58,6 @@ def fork(run: Path, out: Path, round: int, values: Mapping[str, Any], *, changed
             "start a new run"
         )
     experiment.check_rounds(round)
-    _check_past(run, round, experiment)
     with outside.as_config_error():
         experiment = experiment.with_executor(try_outside_code(experiment, config.runtime.executor))
     before = stored.read(run)["recorded"].get("fork")
@@ -100,25 +97,6 @@ def _check_changes(run: Path, round: int, config: Config, changes: Mapping[str, 
         )
     if config.training.rounds < round:
         raise CheckpointError(f"training.rounds = {config.training.rounds}, and the fork begins after round {round}")
-
-
-def _check_past(run: Path, round: int, experiment: Experiment) -> None:
-    """Refuse learning rates that decay by participations if the changes alter who took part before the fork."""
-    training = experiment.config.training
-    if training.decay_by == "rounds":
-        return
-    before = stored_config.stored_config(run, ()).training
-    now, then = (
-        Participation(section, experiment.config.seed, experiment.federation.num_train).counts(round)
-        for section in (training, before)
-    )
-    training_on = np.setdiff1d(np.arange(len(now)), training.without_clients)
-    if not np.array_equal(now[training_on], then[training_on]):
-        raise CheckpointError(
-            f"{run} cannot be forked with these changes of who takes part: training.decay_by: participations counts "
-            f"other participations in rounds 1 to {round} than there were; set it to rounds, fork round 0, or start a "
-            "new run"
-        )
 
 
 def _format_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:

@@ -89,16 +89,6 @@ def test_from_python_as_from_the_command_line(parent, tmp_path):
     assert quick_run.resume(tmp_path / "a") == quick_run.resume(tmp_path / "b")
 
 
-def test_rates_that_follow_participations_go_on_from_those_that_were(tmp_path, capfd):
-    run, training = tmp_path / "run", {"rounds": 4, "decay_by": "participations", "lr_decay": 0.5}
-    quick_run.run(quick_run.settings(training=training, checkpoint={"keep": 0}), run)
-    assert fork(run, tmp_path / "all", "--round", "2", "-s", "training.participation=1") == 2
-    assert "training.decay_by: participations counts other participations" in capfd.readouterr().err
-    assert fork(run, tmp_path / "all", "--round", "0", "-s", "training.participation=1") == 0, "none have been"
-    words = ["-s", "training.lr=0.01", "--without-client", "2"]
-    assert fork(run, tmp_path / "same", "--round", "2", *words) == 0, "whoever takes part has the same past"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
