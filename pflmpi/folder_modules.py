@@ -58,7 +58,6 @@ def list_imported(path: Path, content: bytes, root: Path) -> list[Path]:
 
 
 def _imported(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
-    """Paths that the modules of an import statement would have."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield from _paths(root, alias.name)
@@ -151,11 +150,7 @@ def _find_installed(name: str) -> str | None:
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    """Whether the module of this name in a folder is an installed one, as of a package that is installed for editing.
-
-    Raises:
-        ImportError: another one of this name is installed, and either may be meant.
-    """
+    """Whether the module of this name in a folder is installed, perhaps for editing; `ImportError` if another is."""
     if name == "pflmpi" or name in sys.stdlib_module_names:  # which no file of a user hides
         return True
     installed, own = _find_installed(name), [path for path in _paths(folder, name) if path.is_file()]

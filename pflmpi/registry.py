@@ -55,11 +55,7 @@ class Registry(Mapping[str, T]):
 
     @cached_property
     def installed(self) -> dict[str, EntryPoint]:
-        """Entry points of installed packages, by name.
-
-        Raises:
-            ConfigError: a name is registered twice.
-        """
+        """Entry points of installed packages, by name."""
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self._group) if self._group else ():
             other = points.get(point.name)

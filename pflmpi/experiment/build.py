@@ -150,7 +150,6 @@ class Experiment:
 
     @property
     def counts(self) -> SampleCounts:
-        """The samples of each client and class."""
         validation = self.federation.for_validation
         totals = None if validation is None else validation.test_class_counts
         return SampleCounts(self.federation.class_counts, self.federation.test_class_counts, totals)
@@ -174,7 +173,6 @@ class Experiment:
 
 
 def load_federation(config: Config) -> Federation:
-    """Loads and partitions the data as configured."""
     return build(load(config.data, config.seed, config.runtime.cache), config.partition, config.data, config.seed)
 
 
@@ -328,7 +326,6 @@ def try_outside_code(experiment: Experiment, configured: str) -> str:
 
 
 def _trial(experiment: Experiment) -> OneStep:
-    """Builds the executor of trial updates."""
     one_client = dataclasses.replace(experiment, division=only_largest_client(experiment.division))
     return executor_of(one_client, OneStep)
 

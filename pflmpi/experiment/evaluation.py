@@ -76,9 +76,6 @@ def count_trained(
         update: called with the number of groups of clients that are done, and of all.
         after_training: whether to train each client as in the next round before it is tested.
         measures: in place of those of the run.
-
-    Raises:
-        ConfigError: in the next round a client would train at learning rate 0.
     """
     ready = setup(experiment, 1, 1)
     if measures is not None:
@@ -105,11 +102,7 @@ def count_trained(
 
 
 def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
-    """Test unseen clients that join after a round.
-
-    Raises:
-        ConfigError: there are none, they would train at learning rate 0, or the algorithm cannot take in new clients.
-    """
+    """Test unseen clients that join after a round."""
     ready = setup(experiment.with_run_weights(), 1, 1)  # with which newcomers begin
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
@@ -205,11 +198,7 @@ def _choose_split(division: Division, split: Split) -> Division:
 
 
 def read_other_data(text: str, config: DataConfig) -> Dataset:
-    """Reads the data that a user names: a file or folder, or a known dataset.
-
-    Raises:
-        UserError: there is no such data.
-    """
+    """Reads the data that a user names: a file or folder, or a known dataset."""
     path = expand_path(text)
     if path.exists() or text not in list(SOURCES):
         changes: dict[str, str | None] = {"path": str(path), "name": Path(text).stem, "limit": None}
@@ -228,11 +217,7 @@ def read_other_data(text: str, config: DataConfig) -> Dataset:
 
 
 def _match(first: Dataset, other: Dataset) -> Dataset:
-    """Returns other data with the labels, columns and characters of the first; it may lack some classes.
-
-    Raises:
-        ConfigError: samples of another kind, or classes or characters that the first does not have.
-    """
+    """Returns other data with the labels, columns and characters of the first; it may lack some classes."""
     images = _matching_images(first, other)
     kind, other_kind = (f"{samples.dtype} {list(samples.shape[1:])}" for samples in (first.images, images))
     if kind != other_kind:
@@ -283,11 +268,7 @@ def _samples_of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
 
 
 def _client_names(other: Dataset, division: Division) -> list[str]:
-    """Returns the names of the clients in the run's data, or else their numbers in the partition; unseen ones last.
-
-    Raises:
-        ConfigError: the data has names, of other clients than the partition makes.
-    """
+    """Returns the names of the clients in the run's data, or else their numbers in the partition; unseen ones last."""
     dataset = division.trained.dataset
     if dataset.writers is None or not dataset.written_clients:
         return [str(number) for number in division.numbers]

@@ -152,7 +152,6 @@ def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Ten
 
 
 def _train_in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
-    """Trains the model as the loop executor does."""
     try:
         model = train(task, initial, batches, model_loss(task), _RATE)
         before = tree.map(torch.clone, model)

@@ -135,11 +135,7 @@ def use_moved_files(values: Mapping[str, Any], config: Config) -> dict[str, Any]
 
 
 def find_named_objects(name: str) -> list[tuple[str, str, Any]]:
-    """Finds what a configuration can name so: section, name, object. Files are relative to the working directory.
-
-    Raises:
-        ConfigError: there is nothing of that name.
-    """
+    """Finds what a configuration can name so: section, name, object. Files are relative to the working directory."""
     name = outside.make_absolute(name, Path())
     if not outside.is_reference(name):
         registries = {section: registry for section, registry in REGISTRIES.items() if name in list(registry)}

@@ -60,11 +60,7 @@ def _log_other_class_names(run: Path, round: int, names: str) -> None:
 
 
 def _find_newest_matching(run: Path, experiment: Experiment) -> int:
-    """Returns the newest good round of a run, and prints the damaged ones that it skips.
-
-    Raises:
-        CheckpointError: there is none, or its configuration or state does not match.
-    """
+    """Returns the newest good round of a run, and prints the damaged ones that it skips."""
     done, problems = verify.find_newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
@@ -186,11 +182,7 @@ def on_recorded_data(run: Path, experiment: Experiment) -> Experiment:
 
 
 def reopen_data(run: Path, config: Config) -> Division:
-    """Reopens the clients' data of a run; its code may have changed, as long as it gives the recorded data.
-
-    Raises:
-        CheckpointError: data or partition are not those that the run was made with.
-    """
+    """Reopens the clients' data of a run; its code may have changed, as long as it gives the recorded data."""
     with outside.as_config_error():
         division = divide(config, _load_data(run, config))
     _check_recorded(run, division)
@@ -222,7 +214,6 @@ def _read_normalisation(run: Path) -> dict[str, np.ndarray]:
 
 
 def read_server(run: Path, round: int) -> Tree:
-    """Reads the state of the server after a round."""
     return tree_from_arrays(run_folder.read_server(run, round))
 
 

@@ -317,11 +317,7 @@ def _run_rounds(
     done: int | None,
     observe: Observer,
 ) -> None:
-    """Run the rounds after `done`, or all rounds of a new run if it is None.
-
-    Raises:
-        Stopped: on all ranks, after a complete round, when one of them was asked to stop.
-    """
+    """Run the rounds after `done`, or all rounds of a new run if it is None."""
     transport, config = context.transport, experiment.config
     transport.take_moved()
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
@@ -353,11 +349,7 @@ def _run_rounds(
 
 
 def _allocated(setup: Setup, experiment: Experiment, run: Path, transport: Transport, done: int | None) -> Population:
-    """Allocates the state of the clients of this rank; rank 0 first checks memory and work in the rounds ahead.
-
-    Raises:
-        CollectiveError: on all ranks, where the memory of one of them does not suffice.
-    """
+    """Allocates the state of the clients of this rank; rank 0 first checks memory and work in the rounds ahead."""
     config, ahead = experiment.config, list[RoundSchedule]()
     if transport.rank == 0:
         ahead = list(islice(schedule(setup, config.evaluation, config.checkpoint, done), _AHEAD))

@@ -144,12 +144,7 @@ def _as_number(array: np.ndarray) -> np.ndarray:
 
 
 def run_weights(config: Config, num_clients: int) -> RunWeights | None:
-    """Opens the models that the clients of a configuration start with; None where they are drawn.
-
-    Raises:
-        ConfigError: there are none of that run and round, or not for these clients.
-        CheckpointError: a file of it is damaged.
-    """
+    """Opens the models that the clients of a configuration start with; None where they are drawn."""
     references = {run_reference(getattr(model, "weights", None)) for model in config.models}
     if references == {None}:
         return None

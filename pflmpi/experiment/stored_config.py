@@ -60,13 +60,11 @@ def write(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> Non
 
 
 def write_about_data(run: Path, experiment: Experiment) -> None:
-    """Write partition.csv and modules.h5."""
     partition_file.write(run, experiment.counts)
     module_file.write(run, {number: _entries(experiment, number) for number in _modules(experiment)})
 
 
 def write_config(run: Path, experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Write config.yaml."""
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
@@ -108,7 +106,6 @@ def _modules(experiment: Experiment) -> list[int]:
 
 
 def _entries(experiment: Experiment, number: int) -> Entries:
-    """Returns the entries of a model's state dict."""
     task = experiment.tasks[experiment.cohort[number]]
     frozen, file = dict(tree.leaves(task.frozen.on(HOST))), None
     if isinstance(task.architecture, ModuleArchitecture):
@@ -222,11 +219,7 @@ def _read_code(run: Path) -> dict[str, str]:
 
 
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
-    """Returns the models of the devices that have computed a run and of those that will continue it.
-
-    Raises:
-        CheckpointError: they differ, and `runtime.mixed_gpus` does not allow it.
-    """
+    """Returns the models of the devices that have computed a run and of those that will continue it."""
     before = tuple(str(stored.read(run)["recorded"].get("device", _AND.join(experiment.computed_on))).split(_AND))
     new = [model for model in experiment.computed_on if model not in before]
     if new and experiment.config.runtime.mixed_gpus == "refuse":
@@ -274,7 +267,6 @@ def _log_once(text: str) -> None:
 
 
 def values(run: Path) -> dict[str, Any]:
-    """Reads the sections of the configuration of a run."""
     return {key: value for key, value in stored.read(run).items() if key != "recorded"}
 
 

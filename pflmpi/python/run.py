@@ -56,8 +56,6 @@ OnRound = Callable[[Row], object]
 
 @dataclass(frozen=True)
 class _RunArguments:
-    """The arguments of `pflmpi.run`, checked."""
-
     config: Config
     folder: Path
     ranks: int | None
@@ -140,7 +138,6 @@ _POLL_SECONDS = 0.1
 
 
 def _run_in_processes(arguments: _RunArguments) -> Path:
-    """Runs a configuration in other processes; returns the folder."""
     with TemporaryDirectory(prefix="pflmpi-") as scratch:
         file, errors, rounds = (Path(scratch) / name for name in ("config.yaml", "errors", "rounds"))
         file.write_text(yaml_file.dump(arguments.config.resolved()))
@@ -238,7 +235,6 @@ def _explain_exit_code(code: int, folder: Path) -> Exception:
 
 
 def _run_in_this_process(arguments: _RunArguments) -> Path:
-    """Runs a configuration on one rank, in this process; returns the folder."""
     if arguments.ranks not in (None, 1):
         raise ConfigError(f"ranks = {arguments.ranks} with in_process=True, which has 1; leave one of them out")
     with fresh_process():

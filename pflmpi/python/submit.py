@@ -189,7 +189,6 @@ def _parse_options(words: list[str], options: Mapping[str, object]) -> Namespace
 
 
 def _start_local(pending: Pending, ranks: str | None, at_a_time: int) -> Job | list[Job]:
-    """Starts processes of this machine for the pending runs."""
     make_folders(pending.out)
     write_copy(pending)
     id, pool = f"local-{time.time_ns()}", ThreadPoolExecutor(at_a_time, "pflmpi-job")
