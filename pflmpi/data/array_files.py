@@ -94,8 +94,6 @@ def read_npz_names(path: Path) -> list[str]:
 
 @contextmanager
 def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no regular file")
     # Opened here: numpy leaves the file open when the archive is damaged.
     with _READING, path.open("rb") as file:
         try:
@@ -153,8 +151,6 @@ def read_h5_names(path: Path) -> list[str]:
 
 @contextmanager
 def _open_h5(path: Path) -> Iterator[Any]:
-    if not path.is_file():
-        raise ValueError("it is no regular file")
     try:
         with h5py.File(path, "r") as file:
             refuse_external_links(file)

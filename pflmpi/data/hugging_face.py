@@ -110,8 +110,6 @@ def _check_complete(files: list[Path]) -> None:
 
 
 def _read_file(arrow: Any, file: Path) -> Any:
-    if not file.is_file():
-        raise ValueError(f"{file} is no regular file")
     try:
         if file.suffix == ".parquet":
             metadata = import_module("pyarrow.parquet").read_metadata(file)

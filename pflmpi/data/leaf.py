@@ -48,8 +48,6 @@ def read_leaf(folder: Path) -> OwnArrays:
     users, sides = [], []
     for side in ("train", "test"):
         for file in sorted((folder / side).glob("*.json")):
-            if not file.is_file():
-                raise ValueError(f"{file} is no regular file")
             try:
                 for user, x, y in _read_users(file):
                     parts.append(

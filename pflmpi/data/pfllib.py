@@ -164,8 +164,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Reads the numbers of clients and classes, None where they are not given; {} without the file."""
     if not path.exists():
         return {}
-    if not path.is_file():
-        raise ValueError("config.json is no regular file")
     try:
         values = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -181,8 +179,6 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Reads x and y of a file: its one array `data` is a pickled {"x": array, "y": array}."""
-    if not file.is_file():
-        raise ValueError("it is no regular file")
     try:
         with zipfile.ZipFile(file) as archive:
             check_memory(archive.getinfo("data.npy").file_size)

@@ -362,25 +362,9 @@ def _zeros_member(archive, name, shape):
             left -= member.write(block[:left])
 
 
-def _waits(name):
-    def make(folder, outside):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path)
-        return folder / Path(name).parts[0]
-
-    return make
-
-
 def _never_ends(folder, outside):
     (folder / "own.csv").symlink_to("/dev/zero")
     return folder / "own.csv"
-
-
-def _pictures(folder, outside):
-    (folder / "own/a").mkdir(parents=True)
-    os.mkfifo(folder / "own/a/0.png")
-    return folder / "own"
 
 
 DATA: dict[str, Callable[[Path, Path], Path]] = {
@@ -392,9 +376,5 @@ DATA: dict[str, Callable[[Path, Path], Path]] = {
     "36 TiB declared": _h5_data(lambda file, outside: file.create_dataset("x", (12, 3 << 38), "f4") and None),
     "an .npz that unpacks to 1.8 GB": _bomb,
     "a client of PFLlib that unpacks to 1.8 GB": _pfllib_bomb,
-    "an .h5 that waits": _waits("own.h5"),
-    "an .npz that waits": _waits("own.npz"),
-    "a client of PFLlib that waits": _waits("own/train/0.npz"),
-    "a picture that waits": _pictures,
     "a table without an end": _never_ends,
 }
