@@ -2,15 +2,15 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
 
 from pflmpi import outside
-from pflmpi.config.sections import check_values, explain
+from pflmpi.config.sections import check_values
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
@@ -23,8 +23,7 @@ def fields_model(kind: type) -> type[BaseModel]:
     """Builds the pydantic model of a dataclass: its fields with their ranges and defaults.
 
     Raises:
-        ConfigError: a type that no configuration can hold, or a default that is not allowed; names file, class and
-            field.
+        ConfigError: a type that no configuration can hold; names file and class.
     """
     hints = _hints(kind)
     fields: dict[str, Any] = {
@@ -70,31 +69,15 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _model(kind: Any, fields: dict[str, Any]) -> type[BaseModel]:
     """Builds a pydantic model of keys, each with its type and default; raises as `fields_model`."""
     try:
-        model: type[BaseModel] = create_model(kind.__name__, **fields)
+        return create_model(kind.__name__, __config__=ConfigDict(validate_default=True), **fields)
     except (PydanticUserError, ValueError, NameError) as error:
-        raise ConfigError(f"{_where(kind)}{_find_unusable(fields)}: {first_line(error)}") from error
-    _check_fields(_where(kind), model)
-    return model
-
-
-def _check_fields(where: str, model: type[BaseModel]) -> None:
-    """Raise `ConfigError` for a type or default that no YAML file can set: a run that wrote it could not be resumed."""
-    for name, field in model.model_fields.items():
-        if unwritable := next(_unwritable_types(field.annotation), None):
-            raise ConfigError(f"{where}.{name} is a {unwritable}, which no key can be; {_EXPECTED}")
-    optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
-    check_values(where, defaults)
-    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in optional.items()}
-    try:
-        create_model(model.__name__, **fields).model_validate(defaults, strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{explain(where, model, error)}; change its default") from error
+        raise ConfigError(f"{_where(kind)}: {first_line(error)}; {_EXPECTED}") from error
 
 
 def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
     """Returns validated values for the fields of a class; raises `ConfigError` for one that YAML cannot hold."""
     fields = dict(values.__dict__)
+    check_values(section, fields)
     for name, value in fields.items():
         if not _is_plain(value):
             raise ConfigError(
@@ -102,17 +85,6 @@ def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
                 f"{_EXPECTED}"
             )
     return fields
-
-
-def _unwritable_types(annotation: Any) -> Iterator[str]:
-    """Yield the types within a type of which YAML has no values: tuples, sets and mappings."""
-    kind = get_origin(annotation) or annotation
-    if annotation == dict[str, bool | int | float | str]:
-        return
-    if isinstance(kind, type) and issubclass(kind, tuple | Mapping | Set):
-        yield str(annotation) if get_args(annotation) else kind.__name__
-    for part in get_args(annotation):
-        yield from _unwritable_types(part)
 
 
 def _is_plain(value: Any) -> bool:
@@ -127,18 +99,6 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return Field(default_factory=field.default_factory)
     return ... if field.default is dataclasses.MISSING else field.default
-
-
-def _find_unusable(fields: dict[str, Any]) -> str:
-    """Returns the first field that cannot be a key, and what can; "" without any."""
-    for name, field in fields.items():
-        try:
-            create_model("one", **{name: field})
-        except (PydanticUserError, ValueError, NameError):
-            return (
-                f".{name} cannot be a key of a configuration; expected int, float, bool, str, Literal[...], or | None"
-            )
-    return ""
 
 
 def _where(kind: Any) -> str:
