@@ -2,11 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,7 +155,7 @@ def _draw_split(dataset: Dataset, partition: PartitionConfig, data: DataConfig, 
     if isinstance(shares, list) and shares and isinstance(shares[0], tuple):
         return _split_by_partition(dataset, shares, partition, data)
     shares = _check_shares(shares, partition, len(pool))
-    _refuse_repeats(f"partition {partition.name!r}", {"samples": shares})
+    _refuse_repeats(f"partition {partition.name!r}", shares)
     train = cut(pool[np.concatenate(shares)], _lengths(shares))
     if split == "pooled":
         return split_pooled(train, dataset.strata, data.test_share, partial(streams, seed, 0, purpose="split"))
@@ -251,11 +250,7 @@ def select_clients(federation: Federation, clients: np.ndarray) -> Federation:
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Writes each client's samples to a file for `partition.path`: an .npz without pickles, which appears by rename.
-
-    Raises:
-        DataError: the folder is not writable, or the disk is full.
-    """
+    """Writes each client's samples for `partition.path`, an .npz without pickles; `DataError` if it cannot."""
     arrays = {"dataset_digest": np.array(federation.dataset.digest), "digest": np.array(federation.digest)}
     sides = {"train": federation.train, "test": federation.test}
     if federation.validation:
@@ -302,8 +297,7 @@ def _read_saved(dataset: Dataset, path: Path) -> tuple[Samples, Samples, Samples
             f"partition {path} is damaged: its digest is {computed}, written was {digest}; "
             f"put a good copy in its place, or make a new partition"
         )
-    sides = {"training samples": train, "test samples": test, "validation samples": validation}
-    _refuse_repeats(f"partition {path}", sides)
+    _refuse_repeats(f"partition {path}", train, test, validation)
     return train, test, validation
 
 
@@ -329,7 +323,7 @@ def _split_by_partition(
         [np.asarray(samples, np.int64) for samples in _check_shares(side, partition, len(dataset.labels))]
         for side in ([share[0] for share in shares], [share[1] for share in shares])
     )
-    _refuse_repeats(f"partition {partition.name!r}", {"training samples": train, "test samples": test})
+    _refuse_repeats(f"partition {partition.name!r}", train, test)
     return train, test
 
 
@@ -355,33 +349,18 @@ def _check_shares(shares: list[np.ndarray], partition: PartitionConfig, count: i
     return shares
 
 
-def _refuse_repeats(source: str, sides: Mapping[str, Samples]) -> None:
-    """Raises `DataError` if a client has a sample twice: it would be tested on what it trains on, or count double.
-
-    Args:
-        source: of the samples, for the message.
-        sides: samples of each client, by what they are for.
-    """
-    parts = [*chain(*sides.values())]
-    samples = np.concatenate(parts)
-    if np.bincount(samples).max(initial=0) <= 1:
-        return  # without the sort below, which takes seconds for millions of samples
-    lengths = _lengths(parts)
-    client = np.repeat(np.concatenate([np.arange(len(side)) for side in sides.values()]), lengths)
-    side = np.repeat(np.repeat(np.arange(len(sides)), [*map(len, sides.values())]), lengths)
-    order = np.lexsort((samples, client))
-    again = (np.diff(client[order]) == 0) & (np.diff(samples[order]) == 0)
-    if not again.any():
-        return
-    position = int(again.argmax())
-    first, second = order[position : position + 2]
-    repeated = order[:-1][again & (client[order[:-1]] == client[first])]
-    names = [*sides]
-    where = " and its ".join(dict.fromkeys((names[side[first]], names[side[second]])))
-    raise DataError(
-        f"{source} gives {pluralize(len(np.unique(samples[repeated])), 'sample')} to client {client[first]} more than "
-        f"once, such as index {samples[first]} among its {where}; a client may have each sample once"
-    )
+def _refuse_repeats(source: str, *sides: Samples) -> None:
+    """Raises `DataError` if a client has a sample twice: it would be tested on what it trains on, or count double."""
+    clients = [np.concatenate(parts) for parts in zip(*filter(None, sides), strict=True)]
+    if np.bincount(np.concatenate(clients)).max(initial=0) <= 1:
+        return  # without the sorts below, which take seconds for millions of samples
+    for client, samples in enumerate(clients):
+        indices, counts = np.unique(samples, return_counts=True)
+        if (repeated := indices[counts > 1]).size:
+            raise DataError(
+                f"{source} gives {pluralize(len(repeated), 'sample')} to client {client} more than once, such as index "
+                f"{repeated[0]}; a client may have each sample once"
+            )
 
 
 def _make_federation(dataset: Dataset, train: Samples, test: Samples, validation: Samples) -> Federation:
