@@ -22,7 +22,7 @@ from pflmpi.store.names import round_path
 from pflmpi.store.shard import ClientRows
 
 _AT_ONCE = 1 << 25  # bytes of clients' rows in memory
-_CHUNK = 1 << 20  # bytes of a compressed chunk; HDF5 keeps as much of each array in memory
+_CHUNK = 1 << 20  # bytes of a compressed chunk, which has whole rows; HDF5 keeps as much of each array in memory
 _DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
 
 
@@ -170,7 +170,7 @@ def _write_clients(
             for path, (shape, dtype) in leaves.items()
         }
         checksums = dict.fromkeys(leaves, 0)
-        at_once = _power_of_two(_AT_ONCE // max(run_folder.row_bytes(leaves), 1))
+        at_once = max(_AT_ONCE // max(run_folder.row_bytes(leaves), 1), 1)
         for start in range(0, len(members), at_once):
             block = members[start : start + at_once]
             for path, rows in run_folder.read_clients_of_layout(run, layout, block)[cohort][1].items():
@@ -189,30 +189,10 @@ def _replace_virtual(group: Group, path: str, shape: tuple[int, ...], dtype: np.
     del group[path]
     options: dict[str, object] = {}
     if compress and 0 not in shape:
-        options = {"chunks": _chunk_shape(shape, dtype.itemsize), "compression": "gzip", "shuffle": True}
+        rows = _CHUNK // (math.prod(shape[1:]) * dtype.itemsize)
+        chunks = (min(max(rows, 1), shape[0]), *shape[1:])
+        options = {"chunks": chunks, "compression": "gzip", "shuffle": True}
     dataset = group.create_dataset(path, shape, dtype, **options)
     if axes is not None:
         name_axes(dataset.id, axes)
     return dataset
-
-
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the shape of a compressed chunk: some whole rows, or a part of one.
-
-    The number of rows is a power of two, as is that of rows written at once, so that no chunk is compressed twice.
-
-    >>> _chunk_shape((1000, 64, 3, 5, 5), 4), _chunk_shape((20, 1000, 4096), 4)
-    ((32, 64, 3, 5, 5), (1, 64, 4096))
-    """
-    chunk = list(shape)
-    for axis, extent in enumerate(shape):
-        rest = math.prod(shape[axis + 1 :]) * itemsize
-        chunk[axis] = min(extent, _power_of_two(_CHUNK // rest))
-        if rest <= _CHUNK:
-            break
-    return tuple(chunk)
-
-
-def _power_of_two(number: int) -> int:
-    """Returns the largest power of two up to a number, at least 1."""
-    return 1 << max(number.bit_length() - 1, 0)
