@@ -1,7 +1,8 @@
 """Reads a folder as PFLlib writes it: train/0.npz, test/0.npz, ... for each client, and a config.json.
 
 Its arrays are pickled, and a pickle may call any function that it names. Here the names that arrays need resolve to
-classes of this file, and every other name is refused; NumPy only gets bytes, a shape and a plain dtype.
+classes of this file, and every other name is refused; NumPy only gets bytes, a shape and a plain dtype. Its own
+constructors would also make an array of objects from bytes, which are then addresses.
 """
 
 import io
@@ -21,11 +22,7 @@ _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_pickle(content: bytes) -> Any:
-    """Reads a pickle of arrays and plain values.
-
-    Raises:
-        ValueError: it is damaged, or holds anything else.
-    """
+    """Reads a pickle of arrays and plain values; `ValueError` if it is damaged, or holds anything else."""
     try:
         return _to_plain(_Reader(io.BytesIO(content)).load())
     except ValueError:
@@ -111,11 +108,7 @@ def is_split_by_client(path: Path) -> bool:
 
 
 def read_pfllib(path: Path) -> OwnArrays:
-    """Reads the samples in a folder; nothing in its files is called.
-
-    Raises:
-        ValueError: a file is missing, damaged, or holds anything but arrays.
-    """
+    """Reads the samples in a folder, calling nothing in its files; `ValueError` for anything but arrays."""
     in_train, in_test = _client_numbers(path / "train"), _client_numbers(path / "test")
     for client in sorted(in_test - in_train):
         raise ValueError(f"test/{client}.npz has no train/{client}.npz beside it")

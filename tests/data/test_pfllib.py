@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from pflmpi.cli import main
 from pflmpi.data.own_files import read_own
+from pflmpi.data.pfllib import read_pickle
 from pflmpi.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -81,6 +83,38 @@ def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_pat
     with pytest.raises(DataError, match=r"0\.npz: it would call \w+\.system, which no data needs"):
         read_own(write(tmp_path / "data", [part], []))
     assert not (tmp_path / "called").exists()
+
+
+class Call:
+    """Unpickled, it would call a function, and set the state of the result."""
+
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.parts = (function, arguments, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+OBJECTS = Call(np.dtype, "O", False, True)
+EMPTY = np.zeros(0).__reduce__()[:2]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Call(eval, "1 + 1"), "it would call builtins.eval"),
+        (Call(np.load, "x.npy"), r"it would call numpy\.load"),
+        (Call(np.frombuffer, b"12345678"), r"it would call numpy(\.\w+)*\.frombuffer"),
+        ({"x": np.array([Call(os.system, "true")], object)}, r"it would call \w+\.system"),
+        (np.array([[Call(eval, "1")]], object), "it would call builtins.eval"),
+        # NumPy's own constructors would take these bytes for the address of an object.
+        (Call(np.ndarray, (1,), OBJECTS, b"A" * 8), "no pickle of arrays"),
+        (Call(EMPTY[0], *EMPTY[1], state=(1, (1,), OBJECTS, False, b"A" * 8)), "cannot reshape"),
+    ],
+)
+def test_a_pickle_names_no_function_and_no_address(content, said):
+    with pytest.raises(ValueError, match=said):
+        read_pickle(pickle.dumps(content, 4))
 
 
 @pytest.mark.parametrize(
