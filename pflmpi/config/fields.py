@@ -20,11 +20,7 @@ _EXPECTED = "expected a number, text, true, false, null, or a list of these"
 
 @cache  # hundreds of cells of a sweep have the same algorithm, model and partition
 def fields_model(kind: type) -> type[BaseModel]:
-    """Builds the pydantic model of a dataclass: its fields with their ranges and defaults.
-
-    Raises:
-        ConfigError: a type that no configuration can hold; names file and class.
-    """
+    """Builds the pydantic model of a dataclass; `ConfigError` for a type that no configuration can hold."""
     hints = _hints(kind)
     fields: dict[str, Any] = {
         field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(kind) if field.init
@@ -35,11 +31,7 @@ def fields_model(kind: type) -> type[BaseModel]:
 
 
 def partition_model(name: str) -> type[BaseModel]:
-    """Builds the pydantic model of a partition's keys besides `name` from the function's signature.
-
-    Raises:
-        ConfigError: as `fields_model`.
-    """
+    """Builds the pydantic model of a partition's keys besides `name` from its signature; raises as `fields_model`."""
     return _partition_model(PARTITIONS[name])
 
 

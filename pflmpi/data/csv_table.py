@@ -71,11 +71,7 @@ def _check_complete(columns: dict[str, np.ndarray], keys: list[str], line_number
 
 
 def find_column(names: list[str], wanted: str) -> str | None:
-    """Returns the column of that name, in any case; None without one.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """Returns the column of that name, in any case; None without one, `ValueError` for several."""
     matching = [name for name in names if name.lower() == wanted]
     if len(matching) > 1:
         raise ValueError(f"the columns {' and '.join(map(repr, matching))} may both be the {wanted}; rename one")

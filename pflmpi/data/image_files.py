@@ -65,11 +65,7 @@ def find_image_classes(path: Path) -> list[str]:
 
 
 def read_images(files: Iterable[tuple[str, Path | BytesIO]]) -> np.ndarray:
-    """Reads files, each with its name, as images [n, C, H, W].
-
-    Raises:
-        ValueError: one cannot be read, or differs from the first in size or channels.
-    """
+    """Reads files, each with its name, as images [n, C, H, W]; `ValueError` if one is damaged or of another size."""
     images: list[np.ndarray] = []
     for name, file in files:
         image = _read_image(name, file)

@@ -16,11 +16,7 @@ def is_leaf(folder: Path) -> bool:
 
 
 def _read_users(file: Path) -> list[tuple[str, Any, Any]]:
-    """Reads one file: every user in its order, with x and y as parsed.
-
-    Raises:
-        ValueError: the file is damaged, or not one of LEAF's.
-    """
+    """Reads every user of a file in its order, with x and y as parsed; `ValueError` for a damaged or another file."""
     try:
         content = json.loads(file.read_bytes())
         users = content["users"]

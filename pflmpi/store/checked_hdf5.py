@@ -403,11 +403,7 @@ def reading(path: Path) -> Iterator[File]:
 
 
 def recorded_checksum(path: Path) -> Checksum:
-    """Reads the checksum of a file from its head.
-
-    Raises:
-        CheckpointError: it is missing, or not a file of pflmpi.
-    """
+    """Reads the checksum of a file from its head; `CheckpointError` if it is missing, or no file of pflmpi."""
     with _opened_bytes(path) as file:
         head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
     if head is None:

@@ -70,11 +70,7 @@ def find_damage(run: Path, expected: str) -> str | None:
 
 
 def read(run: Path) -> SampleCounts | None:
-    """Reads the samples of each client and class; None for a run without the file.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Reads the samples of each client and class; None without the file, `CheckpointError` if it is damaged."""
     if not os.path.lexists(path(run)):
         return None
     try:

@@ -65,11 +65,7 @@ def round_of(name: str) -> int | None:
 
 
 def write(run: Path, probe: Probe) -> None:
-    """Write the probe of a round, replacing an older one.
-
-    Raises:
-        OSError: the file could not be written; see `atomic.replacing`.
-    """
+    """Write the probe of a round, replacing an older one; raises as `atomic.replacing`."""
 
     def fill(writer: HDF5Writer) -> None:
         names = {f"layers/{number:03d}": name for number, name in enumerate(probe.layers)}
@@ -102,11 +98,7 @@ def find_damage(run: Path, round: int) -> str | None:
 
 
 def read(run: Path, round: int) -> Probe:
-    """Reads the probe of a round.
-
-    Raises:
-        CheckpointError: it is missing, damaged or in another format.
-    """
+    """Reads the probe of a round; `CheckpointError` if it is missing, damaged or in another format."""
     if problem := find_damage(run, round):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:

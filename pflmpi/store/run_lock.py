@@ -94,11 +94,7 @@ _OWNER = TypeAdapter(Owner)
 
 
 def _read(file: Path) -> Owner | None:
-    """Reads the owner that a lock names; None if the lock is damaged.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Reads the owner that a lock names; None if the lock is damaged, `OSError` if it cannot be read."""
     try:
         owner = _OWNER.validate_json(regular_file.read(file))
     except ValidationError:

@@ -187,11 +187,7 @@ def _write_constant_rows(writer: HDF5Writer, cohort: str, path: str, array: np.n
 
 
 def _constant_rows(cohort: Group, path: str, rows: int) -> np.ndarray | None:
-    """Reads a leaf that is stored once, broadcast to so many rows; None for any other leaf.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """Reads a leaf that is stored once, as so many rows; None for another leaf, `CheckpointError` if it is damaged."""
     if f"once/{path}" not in cohort:
         return None
     row = checked_hdf5.read_dataset(cohort, f"once/{path}")

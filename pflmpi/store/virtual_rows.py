@@ -86,11 +86,7 @@ def write_virtual_rows(
 
 
 def read_kind(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns the shape and dtype of one client's row of a virtual dataset.
-
-    Raises:
-        ValueError: it shows rows of anything but shards.
-    """
+    """Returns shape and dtype of a client's row of a virtual dataset; `ValueError` if it shows anything but shards."""
     refuse_other_sources(dataset, SHARD_NAME)
     return tuple(dataset.shape[1:]), read_dtype(dataset)
 

@@ -19,11 +19,7 @@ Pairing = Annotated[
 
 
 def count_classes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the labels that occur [K] and how often [K]; labels that do not occur are not counted.
-
-    Raises:
-        DataError: no client, or fewer samples than clients.
-    """
+    """Returns the labels that occur [K] and how often [K]; `DataError` for no client, or fewer samples than clients."""
     require_samples(len(labels), clients)
     classes, sizes = np.unique(labels, return_counts=True)
     return classes, sizes.astype(np.int64)

@@ -59,11 +59,7 @@ def lognormal(
 def _draw_counts(
     available: np.ndarray, holds: np.ndarray, sigma: float, min_samples: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws the counts int64 [N, K] of `sizes: counts`.
-
-    Raises:
-        DataError: a client with fewer than `min_samples`.
-    """
+    """Draws the counts int64 [N, K] of `sizes: counts`; `DataError` for a client with fewer than `min_samples`."""
     sizes = np.minimum(rng.lognormal(0.0, sigma, holds.shape), available.max()).astype(np.int64)
     wanted = 2 * (sizes * rng.integers(1, 11, holds.shape) + rng.integers(10, 201, holds.shape) + 200) * holds
     cumulated = np.minimum(wanted.cumsum(axis=0), available)
