@@ -73,6 +73,7 @@ class Curve:
         low, high: [n] a band around y, NaN where there is none; None without a band.
         mark: index of a highlighted point.
         points: [n] the name of each point, such as the client; None if x identifies it.
+        rounds: [n] the round of each point, where x is what was spent up to it.
         style: index of the colour and line style.
         thin: draw it dotted, as an auxiliary line.
         source: the label of its run, if a figure shows several.
@@ -86,6 +87,7 @@ class Curve:
     high: np.ndarray | None = None
     mark: int | None = None
     points: np.ndarray | None = None
+    rounds: np.ndarray | None = None
     style: int = 0
     thin: bool = False
     source: str = ""
@@ -318,12 +320,17 @@ def _downsample_curve(curve: Curve, most: int) -> Curve:
     """Keeps at most `most` evenly spaced points, and the highlighted one."""
     marked = [] if curve.mark is None else [curve.mark]
     indices = sorted({*pick_evenly_spaced(range(len(curve.x)), most), *marked})
+    return replace(keep_points(curve, indices), mark=None if curve.mark is None else indices.index(curve.mark))
+
+
+def keep_points(curve: Curve, indices: Sequence[int] | np.ndarray) -> Curve:
+    """The curve at the points of these indices, or of a mask; none is highlighted."""
     arrays = {
         name: values[indices]
-        for name in ("x", "y", "low", "high", "points")
+        for name in ("x", "y", "low", "high", "points", "rounds")
         if (values := getattr(curve, name)) is not None
     }
-    return replace(curve, **arrays, mark=None if curve.mark is None else indices.index(curve.mark))
+    return replace(curve, **arrays, mark=None)
 
 
 def _downsample_matrices(plot: Matrices) -> Matrices:

@@ -47,7 +47,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     assert mean.low is not None and mean.low == pytest.approx([41 - half[0], 93 - half[1]], abs=1e-3)
     assert mean.high is not None and mean.high == pytest.approx([41 + half[0], 100], abs=1e-3), "not above 100 %"
     assert "their mean, with its 95 % confidence interval" in merged.caption
-    assert merged.caption.endswith(" as a band, up to the last point that all have.")
+    assert merged.caption.endswith(" as a band, at the points that all have.")
 
 
 def test_a_seed_without_rounds_stands_alone_and_others_are_averaged_up_to_the_round_that_all_have(tmp_path):
@@ -96,13 +96,25 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
     assert mean.y.tolist() == [np.inf, 3.0] and mean.low is not None and np.isfinite(mean.low).tolist() == [False, True]
 
 
+def test_seeds_are_averaged_in_the_rounds_that_all_were_tested_in(tmp_path):
+    runs = name_runs([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
+    for named_run, means in zip(runs, ([0.2, 0.4, 0.6], [np.nan, 0.6, 0.8]), strict=True):
+        columns = {"round": np.array([2, 4, 8]), "accuracy_mean": np.array(means), "seconds": np.array([1, 2, 4])}
+        vars(named_run.run)["columns"] = columns
+    for plot, x in ((accuracy.plot_main_measure(runs), [4, 8]), (cost.plot_against_seconds(runs), [3, 7])):
+        merged = accuracy.merge_seeds(plot, runs)
+        assert isinstance(merged, Curves) and len(merged.curves) == 1
+        assert merged.curves[0].x.tolist() == x and merged.curves[0].y == pytest.approx([50, 70])
+        assert merged.curves[0].mark == 1
+
+
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path):
     runs = name_runs([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
     assert accuracy.merge_seeds(plot, runs) is plot
     alike = name_runs([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
-    later = replace(plot.curves[1], x=np.array([2, 4]))
+    later = replace(plot.curves[1], x=np.array([3, 4]))
     assert len(accuracy.merge_seeds(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from pflmpi.analysis.comparable import choose_main_measure, group_by_seed
 from pflmpi.analysis.metrics import CONFIDENCE, compute_margin_of_error, compute_mean, find_best_round
-from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
+from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples, keep_points
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, SeedGroup, pick_evenly_spaced
 from pflmpi.learning.main_measure import ACCURACY, MainMeasure, lower_is_better, to_validation_name
@@ -124,7 +125,7 @@ def plot_bands(groups: Sequence[SeedGroup], most: int) -> list[Multiples]:
     title, y_label = f"{format_title(measure)} of the clients over rounds", measure.axis
     name, caption = f"{measure.name}_of_clients", f"Mean over clients. {_BAND}"
     if any(len(group.runs) > 1 for group in groups[:most]):
-        caption += " Of several seeds, mean and band are the means of theirs, up to the last round that all have."
+        caption += " Of several seeds, mean and band are the means of theirs, in the rounds that all have."
 
     def panel(curve: Curve) -> Curves:
         return Curves(name=name, title=title, caption="", y_label=y_label, curves=(curve,), percent=measure.percent)
@@ -139,15 +140,15 @@ def format_not_drawn(groups: Sequence[SeedGroup]) -> str:
 
 
 def _average_bands(group: SeedGroup, measure: MainMeasure) -> Curve | None:
-    """Mean and band of a group over rounds; those of its first run if seeds were evaluated in different rounds."""
+    """Mean and band of a group over the rounds that all seeds evaluated; those of its first run if there are none."""
     curves = [_make_mean_curve(run, measure, True) for run in group.runs if mask_evaluated(run, measure.column).any()]
     if not curves:
         return None
-    if len(curves) < 2 or (count := _count_common_points(curves, over_rounds=True)) is None:
+    if len(curves) < 2 or not (common := _keep_common_points(curves)):
         return replace(curves[0], label=group.runs[0].label if len(group.runs) > 1 else group.label)
-    y, low, high = (compute_mean([getattr(curve, side)[:count] for curve in curves]) for side in ("y", "low", "high"))
+    y, low, high = (compute_mean([getattr(curve, side) for curve in common]) for side in ("y", "low", "high"))
     mark = None if describe_validation_choice(group.runs) else _find_best(y, measure)
-    return replace(curves[0], label=group.title, x=curves[0].x[:count], y=y, low=low, high=high, mark=mark)
+    return replace(curves[0], label=group.title, x=common[0].x, y=y, low=low, high=high, mark=mark)
 
 
 def plot_further_measures(runs: Sequence[NamedRun]) -> list[Curves]:
@@ -235,38 +236,38 @@ def merge_seeds(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Mi
     for group in groups:
         labels = {named_run.label for named_run in group.runs}
         seeds = [curve for curve in curves if curve.source in labels]
-        if len(seeds) < 2 or (count := _count_common_points(seeds, plot.by_round)) is None:
+        if len(seeds) < 2 or not (common := _keep_common_points(seeds)):
             continue
-        mean = _average_curves(f"{group.label}, {len(seeds)} seeds", seeds, count, plot.percent)
-        if mean.mark is not None:
-            mean = replace(mean, mark=None if describe_validation_choice(group.runs) else _find_best(mean.y, measure))
+        mean = _average_curves(f"{group.label}, {len(seeds)} seeds", common, plot.percent)
+        if seeds[0].mark is not None and not describe_validation_choice(group.runs):
+            mean = replace(mean, mark=_find_best(mean.y, measure))
         curves = [mean if curve is seeds[0] else curve for curve in curves if curve not in seeds[1:]]
     if len(curves) == len(plot.curves):
         return plot
     band = f"with its {100 * CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
-    mean_of_seeds = f"their mean, {band}, up to the last point that all have"
+    mean_of_seeds = f"their mean, {band}, at the points that all have"
     caption = f"{plot.caption} Runs that differ in the seed alone are one curve: {mean_of_seeds}."
     curves = [replace(curve, style=style_of[curve.source]) for curve in curves]
     return replace(plot, curves=tuple(curves), caption=caption)
 
 
-def _count_common_points(curves: Sequence[Curve], over_rounds: bool) -> int | None:
-    """Number of leading points that curves can be averaged over; None if they cannot be averaged.
+def _keep_common_points(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves at the rounds, or else the x, that all of them have; [] if there are none.
 
-    Curves over rounds need equal x; other curves (over bytes or seconds) are averaged in both axes.
+    Points with names, such as clients from the worst to the best, need equal numbers, and are averaged in both axes.
     """
-    lengths = [len(curve.x) for curve in curves]
-    count = min(lengths)
-    if not count or (max(lengths) > count and curves[0].points is not None):
-        return None
-    if over_rounds and not all(np.array_equal(curve.x[:count], curves[0].x[:count]) for curve in curves):
-        return None
-    return count
+    if curves[0].points is not None:
+        return list(curves) if len({len(curve.x) for curve in curves}) == 1 else []
+    places = [curve.x if curve.rounds is None else curve.rounds for curve in curves]
+    common = reduce(np.intersect1d, places)
+    if not len(common):
+        return []
+    return [keep_points(curve, np.isin(place, common)) for curve, place in zip(curves, places, strict=True)]
 
 
-def _average_curves(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
-    """Mean of the first `count` points of curves, with its confidence interval; no interval at infinite values."""
-    x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
+def _average_curves(label: str, curves: Sequence[Curve], percent: bool) -> Curve:
+    """Mean of curves with as many points, with its confidence interval; no interval at infinite values."""
+    x, y = (np.array([getattr(curve, axis) for curve in curves]) for axis in "xy")
     mean, margin = compute_mean(y), compute_margin_of_error(np.where(np.isfinite(y), y, np.nan))
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - margin, mean + margin))

@@ -1,6 +1,7 @@
 """Figures of cost: bytes and seconds of rounds, and the main measure against them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,9 +78,10 @@ def _plot_against(measure: MainMeasure, cost: str, caption: str, x_label: str, t
     curves = []
     for named_run, total in totals:
         evaluated = mask_evaluated(named_run, measure.column)
-        mean = measure.scale * named_run.run.columns[measure.column][evaluated]
-        mark, style = find_best_round(named_run.run.columns, evaluated, measure), named_run.style
-        curves.append(Curve(named_run.legend, total[evaluated], mean, mark=mark, style=style, source=named_run.label))
+        rounds, mean = (named_run.run.columns[name][evaluated] for name in ("round", measure.column))
+        mark = find_best_round(named_run.run.columns, evaluated, measure)
+        curve = Curve(named_run.legend, total[evaluated], measure.scale * mean, mark=mark, rounds=rounds)
+        curves.append(replace(curve, style=named_run.style, source=named_run.label))
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
         name=f"{measure.name}_against_{cost}",
