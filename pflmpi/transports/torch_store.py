@@ -18,6 +18,11 @@ _ANSWER_SECONDS = 3.0  # for the store to answer
 _BACKLOG = 2048  # connections that wait to be accepted, because many ranks connect at once
 
 
+def find_address(launch: Launch) -> str:
+    """Returns the HOST:PORT at which the ranks meet."""
+    return launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
 def connect(launch: Launch, timeout: float) -> Store:
     """Connects to the store in which the ranks of this run meet, within `timeout` seconds.
 
@@ -26,22 +31,19 @@ def connect(launch: Launch, timeout: float) -> Store:
     to 2.15.)
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: rank 0 cannot listen at the address, or its port is none.
     """
-    host, port = _parse_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    host, _, port = find_address(launch).rpartition(":")
     try:
-        listening = listen(host, port) if launch.rank == 0 and is_hosted_by_rank_0() else None
-    except OSError as error:
-        raise _make_address_error(host, port, error) from error
-    try:
-        store = open_store(host, port, listening, timeout)
-    except RuntimeError:
-        try:
-            socket.getaddrinfo(host, port)  # only after a failure, because names of new nodes may resolve late
-        except OSError as error:
-            raise _make_address_error(host, port, error) from error
-        raise
-    return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", store)
+        if int(port) not in range(1, 65536):
+            raise ValueError("ports are from 1 to 65535")
+        listening = listen(host, int(port)) if launch.rank == 0 and is_hosted_by_rank_0() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the ranks cannot meet at {host}:{port} ({error}); MASTER_ADDR names the node of rank 0, MASTER_PORT a "
+            "free port of it, the same on all ranks"
+        ) from error
+    return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", open_store(host, int(port), listening, timeout))
 
 
 def open_store(host: str, port: int, listening: socket.socket | None, timeout: float) -> Store:
@@ -85,43 +87,6 @@ def listen(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=_BACKLOG)
-
-
-def _parse_address(address: str) -> tuple[str, int]:
-    """Splits HOST:PORT; raises `ConfigError` for an impossible port."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ConfigError(
-            f"MASTER_PORT = {port!r} (the ranks meet at {host}); expected a port from 1 to 65535, the same on all ranks"
-        )
-    return host, int(port)
-
-
-def _make_address_error(host: str, port: int, error: OSError) -> ConfigError:
-    """Returns the error for an address that does not resolve, or at which rank 0 cannot listen."""
-    if isinstance(error, socket.gaierror):
-        reason = f"MASTER_ADDR = {host!r} stands for no machine ({error.strerror}); name the node of rank 0"
-    else:
-        reason = f"rank 0 cannot listen at {host}:{port} ({error.strerror}); choose another MASTER_PORT"
-    return ConfigError(f"{reason}, the same on all ranks")
-
-
-def check_interfaces(variable: str) -> None:
-    """Raise `ConfigError` if a variable such as GLOO_SOCKET_IFNAME names only interfaces that this machine lacks.
-
-    NCCL's variable has prefixes of names, exact names after "=", and names to exclude after "^".
-    """
-    value, present = os.environ.get(variable, ""), [name for _, name in socket.if_nameindex()]
-    names = [name for name in value.removeprefix("=").split(",") if name]
-    if not names or value.startswith("^"):
-        return
-    by_prefix = variable.startswith("NCCL") and not value.startswith("=")
-    if any(interface.startswith(name) if by_prefix else interface == name for name in names for interface in present):
-        return
-    raise ConfigError(
-        f"{variable} = {value!r}, which {socket.gethostname()} does not have; it has {', '.join(present)}; name one of "
-        "these, or unset the variable"
-    )
 
 
 class Arrivals:

@@ -22,7 +22,7 @@ from pflmpi.machine import gpu_platform
 from pflmpi.transports.base import SMALLEST_GPU_MESSAGE, STAGED, Buffer, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import check_alive, describe_ended, describe_ranks
-from pflmpi.transports.torch_store import Arrivals, check_interfaces, connect, is_hosted_by_rank_0
+from pflmpi.transports.torch_store import Arrivals, connect, find_address, is_hosted_by_rank_0
 from pflmpi.transports.waiting import (
     SHORTEST_PAUSE,
     WaitTimeout,
@@ -61,16 +61,14 @@ class TorchTransport(Transport):
         self._limit = timeout  # the timeout that torch has
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
-        check_interfaces("GLOO_SOCKET_IFNAME")
-        with self._translated_errors("the start"):
+        meeting = f"the start at {find_address(launch)} by MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME"
+        with self._translated_errors(meeting):
             store = call_within(timeout + _LEEWAY, lambda: connect(launch, timeout))
             call_within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
         self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
         """Send large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
-        if backend == "nccl":
-            check_interfaces("NCCL_SOCKET_IFNAME")
         library = gpu_platform()[1]
         with self._call(f"the start of {library} ({_WITHOUT_NCCL})"):
             make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
@@ -80,8 +78,8 @@ class TorchTransport(Transport):
                 if describe_ended(self.peers, _EXIT_SECONDS):
                     raise
                 raise TransportError(
-                    f"{library} does not start ({describe_error(error)}); NCCL_DEBUG=INFO says more, and "
-                    f"{_WITHOUT_NCCL}"
+                    f"{library} does not start ({describe_error(error)}); NCCL_DEBUG=INFO says more, "
+                    f"NCCL_SOCKET_IFNAME names its network, and {_WITHOUT_NCCL}"
                 ) from error
 
     def host_buffer(self, size: int) -> np.ndarray:
