@@ -52,5 +52,4 @@ def _drop_consequences(errors: Sequence[str]) -> list[str]:
 
 
 def is_out_of_memory(error: str) -> bool:
-    """Whether an error says that memory ran out."""
     return bool(_OUT_OF_MEMORY.search(error))

@@ -46,7 +46,6 @@ def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) 
 
 
 def refuse_without_slurm() -> None:
-    """Raise if this machine cannot submit."""
     if shutil.which("sbatch") is None:
         raise ConfigError(
             "there is no sbatch here: submit on a login node of a Slurm cluster, or see the script with --dry-run"

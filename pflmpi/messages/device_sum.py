@@ -113,7 +113,6 @@ def _concatenate(parts: Sequence[Tensor]) -> Tensor:
 
 
 def messages_to_host(messages: Messages) -> Messages:
-    """Returns the messages with all leaves on the host."""
     if all(leaf.is_cpu for _, leaf in tree.leaves({**messages})):
         return messages
     return as_messages(tree.to_host({**messages}))

@@ -50,11 +50,9 @@ class OnHost:
     """Adds on the host. `OnDevice` has the same methods for a GPU."""
 
     def empty(self, size: int) -> np.ndarray:
-        """Allocates `size` bytes of a message."""
         return np.empty(size, np.uint8)
 
     def to_host(self, part: np.ndarray) -> np.ndarray:
-        """Returns the bytes of a message on the host."""
         return part
 
     def words(self, part: np.ndarray) -> np.ndarray:
@@ -62,7 +60,6 @@ class OnHost:
         return part.view(np.int64)
 
     def put(self, part: np.ndarray, content: np.ndarray) -> None:
-        """Writes bytes from the host into a message."""
         part[:] = content
 
     def addends(self, groups: Sequence[Sequence[Tensor]], weights: Sequence[np.ndarray]) -> Addends:

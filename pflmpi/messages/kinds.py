@@ -124,7 +124,6 @@ Downlink = Shared
 
 
 def as_messages(value: Tree) -> Messages:
-    """Returns a tree of messages as a dictionary by name."""
     return {name: tree.part(value, name) for name in value}
 
 

@@ -24,12 +24,10 @@ NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {  # of all leaves that can be s
 
 
 def to_numpy(leaf: Tensor) -> np.ndarray:
-    """Returns a leaf as an array on the host."""
     return leaf.detach().contiguous().cpu().numpy()
 
 
 def numpy_type(leaf: Tensor) -> np.dtype[Any]:
-    """Returns the NumPy dtype of a leaf."""
     return NUMPY_TYPES[leaf.dtype]
 
 

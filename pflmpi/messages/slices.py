@@ -56,7 +56,6 @@ class Entries:
 
     @classmethod
     def of(cls, kinds: Mapping[str, Sum]) -> "Entries":
-        """Makes the entries of messages by name."""
         leaves = list(tree.leaves({name: kind.like for name, kind in kinds.items()}))
         return cls(tuple(path for path, _ in leaves), tuple(leaf for _, leaf in leaves))
 
@@ -67,7 +66,6 @@ class Entries:
 
     @property
     def count(self) -> int:
-        """Length of the vector."""
         return int(self.starts[-1])
 
     def bytes_before(self, positions: np.ndarray) -> np.ndarray:
@@ -135,7 +133,6 @@ class Slices:
     sums: np.ndarray
 
     def slice(self, rank: int) -> tuple[int, int]:
-        """Returns where a rank's slice begins and ends."""
         start, stop = self.bounds[rank : rank + 2].tolist()
         return start, stop
 

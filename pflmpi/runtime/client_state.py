@@ -349,7 +349,6 @@ def allocate(
 
 
 def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Task]) -> None:
-    """Fill the rows with the clients' initial state."""
     for rows, task in zip(population.cohorts, tasks, strict=True):
         if len(rows.clients):
             _initialise_rows(rows, algorithm, task.replace(device=HOST))
@@ -368,7 +367,6 @@ def _initialise_rows(rows: CohortRows, algorithm: Algorithm, task: Task) -> None
 
 
 def tree_from_arrays(flat: dict[str, np.ndarray]) -> Tree:
-    """Returns the tree of tensors from arrays by path."""
     return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 
 

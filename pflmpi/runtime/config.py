@@ -70,7 +70,6 @@ class OutputConfig(BaseModel):
         return trackers
 
     def named_trackers(self) -> list[tuple[str, dict[str, Any]]]:
-        """Name and options of each tracker."""
         return [
             (tracker["name"], {key: tracker[key] for key in tracker if key != "name"})
             for tracker in _as_dicts(self.trackers)

@@ -65,7 +65,6 @@ class Counts:
 
     @property
     def by_class(self) -> bool:
-        """Whether labels are classes."""
         return bool(self.hits.shape[1])
 
     @property
@@ -109,7 +108,6 @@ class Counts:
 
 
 def concatenate(parts: Sequence[Counts]) -> Counts:
-    """Returns the rows of all parts, in order."""
     names = ("hits", "predicted", "total", "loss")
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
     hits, predicted, total, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in names)

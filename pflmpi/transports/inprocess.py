@@ -14,7 +14,6 @@ class InProcessTransport(Transport):
         super().__init__(rank=0, size=1, timeout=0.0)
 
     def abort(self, code: int) -> NoReturn:
-        """End the process with the exit code."""
         flush_output()
         raise SystemExit(code)
 

@@ -134,7 +134,6 @@ class MpiTransport(Transport):
         self._between_gpus = True
 
     def takes_gpu_memory(self, size: int, peer: int | None = None) -> bool:
-        """Whether so many bytes are sent from GPU to GPU; see the base class."""
         return self._between_gpus and size >= SMALLEST_GPU_MESSAGE
 
     def abort(self, code: int) -> NoReturn:

@@ -133,7 +133,6 @@ class Executor(ABC):
         return update
 
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """The passes that are available to `adapt`."""
         passes = self.passes(clients, round)
         return {name: length for name, length in passes.items() if name in self.algorithm.adapts_with}
 
@@ -157,7 +156,6 @@ class Executor(ABC):
 
     @functools.cached_property
     def participation(self) -> Participation:
-        """The participants of each round."""
         task = self.tasks[0]
         return Participation(task.training, task.seed, self.federation.num_train[: task.num_clients])
 

@@ -110,7 +110,6 @@ class Pool:
 
     @property
     def device(self) -> torch.device:
-        """The device of the rank."""
         return self.goes_to or self.images.device
 
     @property
@@ -121,8 +120,6 @@ class Pool:
 
 @dataclass(frozen=True)
 class ClientBatches(StoredBatches):
-    """The batches of one client."""
-
     task: Task
     pool: Pool
     order: Tensor  # [n] int64, sample indices of all batches, on the device of the pool
@@ -283,7 +280,6 @@ def gather_samples(pool: Pool, index: Tensor) -> Samples:
 
 
 def gather_images(pool: Pool, index: Tensor) -> Tensor:
-    """Returns the images of `gather_samples`."""
     shape = pool.images.shape[1:]
     if index.is_cpu:
         return pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
@@ -315,7 +311,6 @@ def count_steps_at_once(pool: Pool, index: Tensor) -> int:
 
 
 def split_in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Splits indices into batches, in order."""
     return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
 
