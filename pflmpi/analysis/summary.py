@@ -186,8 +186,7 @@ def _read_last_evaluation(run: Run, measure: MainMeasure) -> dict[str, float]:
     A column without a value in that round is NaN, not what it was in an older one.
     """
     main = measure if run.has(measure) else run.main_measure
-    evaluated = np.flatnonzero(~np.isnan(run.columns[main.column])) if run.has(main) else []
-    index = evaluated[-1] if len(evaluated) else -1
+    index = int(np.flatnonzero(~np.isnan(run.columns[main.column]))[-1]) if run.has(main) else -1
     return {name: float(values[index]) for name, values in run.columns.items() if len(values)}
 
 
