@@ -30,7 +30,6 @@ _STORE_TIMEOUT = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves after one has failed
 _POLL_INTERVAL = 0.02  # seconds
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_SIGNALS = (*early_signals.SIGNALS, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     port, name = listening.getsockname()[1], new_run_id()
     alive: dict[int, int] = {}  # rank by process id
     try:
-        with _quit_as_interrupt(), _forward_signals(alive):
+        with _forward_signals(alive):
             for rank in range(ranks):
                 flush_output()  # otherwise the fork would write it again
                 # Blocked until the fork has its own handlers.
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *_SIGNALS))
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *early_signals.SIGNALS))
                 try:
                     if (process := _fork()) == 0:
                         _become_rank(_make_environment(rank, ranks, port, name), parent, listening, run, mask)
@@ -102,7 +101,7 @@ def _become_rank(
         os.setsid()  # so that only the parent receives the terminal's interrupt, which it forwards
         listening.close()
         os.environ.update(environment)
-        for number in _SIGNALS:
+        for number in early_signals.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -175,22 +174,6 @@ def _end_ranks(alive: dict[int, int], number: signal.Signals) -> None:
                 if os.waitpid(process, os.WNOHANG)[0]:
                     del alive[process]
             time.sleep(_POLL_INTERVAL)
-
-
-@contextmanager
-def _quit_as_interrupt() -> Iterator[None]:
-    """Treat SIGQUIT as an interrupt, unless it is ignored."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    handler = signal.getsignal(signal.SIGQUIT)
-    if handler == signal.SIG_DFL:
-        signal.signal(signal.SIGQUIT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGQUIT, handler)
 
 
 @contextmanager

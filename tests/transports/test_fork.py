@@ -73,16 +73,16 @@ def test_the_first_rank_that_fails_is_named_and_ends_the_others(way, outcome, tm
     assert contents == {str(rank): "torchrun 3 True" for rank in range(3)}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, -2)])
-def test_a_signal_reaches_all_ranks(number, code, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_all_ranks(number, tmp_path):
     process = forks(tmp_path, "signal")
     processes.wait_for(lambda: len(list(tmp_path.glob("* waits"))) == 3, "three ranks")
     ranks = processes.descendants(process.pid)
     assert len(ranks) == 3
     process.send_signal(number)
     out, err = process.communicate(timeout=processes.PATIENCE)
-    assert process.returncode == code, err
-    assert out in (("", "") if code else [f"Failed(rank={rank}, code=75)\n" for rank in range(3)])
+    assert process.returncode == 0, err
+    assert out in [f"Failed(rank={rank}, code=75)\n" for rank in range(3)]
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
