@@ -70,20 +70,23 @@ def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> No
 
 
 def exact_continuation(runs: Runs, absent: str, executor: str = "loop") -> None:
-    """A run that is stopped twice and resumed on other numbers of ranks ends as an uninterrupted one, bitwise."""
+    """A run that is stopped on 3 ranks and resumed on 2 has the state, scores and bytes of one on 1 rank."""
     raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"absent": absent})
     whole, parts = (runs.folder / f"{name}-{absent}" for name in ("whole", "parts"))
     if absent == configuration.parse(runs.settings()).evaluation.absent:
         whole, unbroken = runs.get(executor)
     else:
         unbroken = run(raw, whole)
-    run(settings(raw, training={"rounds": 1}), parts, 3)
-    resume(parts, ("training.rounds=2",), ranks=1)
+    run(settings(raw, training={"rounds": 2}), parts, 3)
     continued = resume(parts, ("training.rounds=3",), ranks=2)
     assert continued == unbroken, f"other bits after a continuation: {_describe_difference(whole, parts)}"
-    for name in ("correct", "total", "participants", "unseen_correct"):
-        expected, scores = (_read_metric(folder, 3, name) for folder in (whole, parts))
-        assert np.array_equal(scores, expected), f"other {name} after a continuation: {scores}, unbroken {expected}"
+    for round in (1, 2, 3):
+        expected, results = (_read_results(folder, round) for folder in (whole, parts))
+        assert results.keys() == expected.keys(), f"round {round}: other results: {results.keys() ^ expected.keys()}"
+        for name, array in expected.items():
+            # In lanes the test loss of a state that was read from a file may have another last digit.
+            rtol = _ROUNDING if round == 3 and name.endswith("test_loss") else 0
+            np.testing.assert_allclose(results[name], array, rtol=rtol, atol=0, err_msg=f"{name} of round {round}")
 
 
 def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
@@ -150,7 +153,7 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
 
 def declared_bytes(runs: Runs, executor: str = "loop") -> None:
     """In every round each participant sends and receives what is declared, and nobody else anything."""
-    folder, experiment = runs.get(executor, 3)[0], runs.experiment()
+    folder, experiment = runs.get(executor)[0], runs.experiment()
     task, algorithm = experiment.tasks[0], experiment.config.algorithm
     num_classes = (experiment.federation.class_counts > 0).sum(1)  # [N]
     for round in run_folder.rounds(folder)[-3:]:
@@ -194,6 +197,13 @@ def _read_metric(folder: Path, round: int, name: str) -> np.ndarray:
     """Reads a metric of a round; empty if the algorithm does not support it."""
     values = run_folder.read_array(folder, round, "metrics", name)
     return np.empty(0, np.int64) if values is None else values
+
+
+def _read_results(folder: Path, round: int) -> dict[str, np.ndarray]:
+    """Reads the metrics of a round, without its times, and each client's bytes."""
+    metrics, moved = run_folder.read_metrics(folder, round), run_folder.read_bytes(folder, round)
+    timeless = {name: array for name, array in metrics.items() if not name.startswith("seconds_")}
+    return {**timeless, "up": moved["up"], "down": moved["down"]}
 
 
 @contextmanager

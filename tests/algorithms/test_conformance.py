@@ -32,7 +32,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "case, executor, ranks, server",
-    [(case, EXECUTOR[case], 3, "auto") for case in CASES]
+    [(case, EXECUTOR[case], 3, "auto") for case in MESSAGE_KINDS]
     + [(case, EXECUTORS[EXECUTOR[case] == "loop"], 2, "auto") for case in MESSAGE_KINDS]
     + [(case, "loop", 5, ("auto", "dedicated")[place % 2]) for place, case in enumerate(MESSAGE_KINDS)],
 )

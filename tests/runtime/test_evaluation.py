@@ -97,20 +97,12 @@ def settings(**sections):
     return quick_run.settings(sections, evaluation={**BOTH, **sections.pop("evaluation", {})})
 
 
-def trained(run):
-    last = open_run(run).round()
-    return [last.metrics[f"trained_{name}"] for name in ("hits", "predicted", "client_test_loss")]
-
-
 @pytest.mark.parametrize("name", [*TESTED, "l2gd"])
-def test_the_bits_of_the_run_stay_and_every_rank_counts_the_same(name, tmp_path):
+def test_the_bits_of_the_run_stay(name, tmp_path):
     share = 1.0 if name == "l2gd" else 0.5
     sections: dict[str, Any] = {"algorithm": {"name": name}, "training": {"rounds": 2, "participation": share}}
     plain = quick_run.run(quick_run.settings(sections), tmp_path / "plain")
     assert quick_run.run(settings(**sections), tmp_path / "both") == plain
-    assert quick_run.run(settings(**sections), tmp_path / "three", ranks=3) == plain
-    for expected, actual in zip(trained(tmp_path / "both"), trained(tmp_path / "three"), strict=True):
-        np.testing.assert_array_equal(expected, actual)
     before, after = (open_run(tmp_path / run).round().metrics for run in ("plain", "both"))
     np.testing.assert_array_equal(before["hits"], after["hits"])
     assert len(after["trained_accuracy"]) == len(after["participants"])
