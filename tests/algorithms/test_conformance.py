@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+import exported
 import quick_run
 import small_task
 from every_algorithm import MESSAGE_KINDS, every_algorithm
@@ -79,6 +80,11 @@ def test_newcomers_are_the_same_in_loop_and_lanes(case, runs):
 @pytest.mark.parametrize("case", CASES)
 def test_counted_bytes_are_the_declared_ones(case, runs):
     conformance.declared_bytes(runs(case), EXECUTOR[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_exported_model_is_right_as_often_as_in_the_run(case, runs):
+    exported.check_models(runs(case).get("loop")[0])
 
 
 def test_algorithms_and_variants_differ_from_each_other(runs):

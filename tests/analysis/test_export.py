@@ -1,6 +1,5 @@
 """`pflmpi export`: what a client predicts with, as a file that a torch module loads and predicts the same with."""
 
-import re
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
+import exported
 import newcomer
 import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
@@ -22,25 +22,14 @@ from pflmpi.analysis.model import read_client_state_dict, to_module_names
 from pflmpi.analysis.personal_module import PersonalModule
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
-from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import prepare
 from pflmpi.learning.client import ClientData
-from pflmpi.learning.personal import Kept, NotAModel, Received
+from pflmpi.learning.personal import Kept, Received
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
 from pflmpi.store import run_folder
 from pflmpi.tree import Tree, leaf, part
-
-CASES = {
-    **every_algorithm(),
-    **{  # options that make it one model, where it is not one by default
-        f"{name}-one_model": {"algorithm": {"name": name, **option}, "training": {}}
-        for name, option in {"fedproto": {"predict_with": "head"}, "pfedafe": {"adaptive": False}}.items()
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,70 +39,34 @@ def finished(tmp_path_factory):
     return folder
 
 
-def experiment(run):
-    values = {key: value for key, value in open_run(run).config.items() if key != "recorded"}
-    return prepare(configuration.parse(values), torch.device("cpu"))
-
-
-def correct(module, made, client):
-    """How many of a client's test samples a plain module gets right."""
-    dataset, samples = made.federation.dataset, made.federation.test[client]
-    images = made.tasks[0].prepare(torch.tensor(dataset.images[samples]))
-    with torch.no_grad():
-        return int((module.eval()(images).argmax(1) == torch.tensor(dataset.labels[samples])).sum())
-
-
-def right_of_samples(run, client):
-    """How many of a client's test samples its module gets right, both as an opened run gives them."""
-    x, y = run.samples(client).test
-    with torch.no_grad():
-        return int((run.model(client)(torch.tensor(x)).argmax(1) == torch.tensor(y)).sum())
-
-
 def test_a_module_of_a_run_that_keeps_optimizers_predicts_as_its_client(tmp_path):
     training = {"rounds": 2, "momentum": 0.9, "keep_optimizer": True}
     quick_run.run(quick_run.settings(algorithm={"name": "ditto"}, training=training), tmp_path / "run")
     run = open_run(tmp_path / "run")
-    right = [right_of_samples(run, client) for client in range(7)]
+    right = [exported.right_of_samples(run, client) for client in range(7)]
     assert right == run.round().metrics["correct"].tolist()
     names = PersonalModule(None, None, {"train": {"half": torch.ones(2)}}, {}).state_dict()
     assert list(names) == ["client.train_.half_"], "a module has these as methods"
 
 
-def module(made, state, client=0):
-    """A client's module with a state, of which nothing may be missing or left."""
-    model = ModelModule(made.tasks[made.cohort[client]].architecture)
-    model.load_state_dict(tensors(state), strict=True)
-    return model
-
-
-def tensors(state):
-    return {name: torch.tensor(array) for name, array in state.items()}
-
-
 @pytest.mark.parametrize(
     "case, absent",
     [
+        # Options that make it one model, where it is not one by default.
+        ({"algorithm": {"name": "fedproto", "predict_with": "head"}}, "last_received"),
+        ({"algorithm": {"name": "pfedafe", "adaptive": False}}, "last_received"),
         *(
-            (case, "last_received" if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with else "latest")
-            for case in CASES
+            (section, "latest")
+            for section in map(every_algorithm().get, MESSAGE_KINDS)
+            if ALGORITHMS[section["algorithm"]["name"]].predicts_with
         ),
-        *((case, "latest") for case in MESSAGE_KINDS if ALGORITHMS[CASES[case]["algorithm"]["name"]].predicts_with),
     ],
 )
 def test_the_exported_model_is_right_as_often_as_in_the_run(case, absent, tmp_path):
-    raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
+    """Those that take runs of their own; all others are checked in the runs of their conformance."""
+    raw = quick_run.settings(case, evaluation={"absent": absent}, training={"rounds": 2})
     quick_run.run(raw, tmp_path / "run")
-    opened, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
-    round = opened.round()
-    assert [right_of_samples(opened, client) for client in range(7)] == round.metrics["correct"].tolist()
-    if isinstance(round.personal, NotAModel):
-        with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
-            read_client_state_dict(round, 0)
-        return
-    counts = [correct(module(made, read_client_state_dict(round, client)), made, client) for client in range(7)]
-    assert counts == round.metrics["correct"].tolist()
-    assert len(set(counts)) > 1, "the clients can be told apart"
+    exported.check_models(tmp_path / "run")
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
@@ -123,12 +76,12 @@ def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent, tmp
     with pytest.MonkeyPatch.context() as patch:
         raw = quick_run.settings(algorithm=newcomer.registered(patch), evaluation={"absent": absent})
         quick_run.run(raw, run, ranks=2)
-        made = experiment(run)
+        made = exported.experiment(run)
     round = open_run(run).round()
     for client, right in enumerate(round.metrics["correct"].tolist()):
         file = tmp_path / f"{client}.npz"
         assert main(["export", str(run), "--client", str(client), "-o", str(file)]) == 0
-        assert correct(module(made, load(file)), made, client) == right
+        assert exported.correct(exported.module(made, load(file)), made, client) == right
 
 
 def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choose(tmp_path, capfd):
@@ -171,9 +124,10 @@ def test_unlike_clients_have_their_own_models(tmp_path):
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
     algorithm = {"name": "fedproto", "predict_with": "head"}
     quick_run.run(quick_run.settings(algorithm=algorithm, model=models), tmp_path / "run")
-    round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
+    round, made = open_run(tmp_path / "run").round(), exported.experiment(tmp_path / "run")
     for client, right in enumerate(round.metrics["correct"].tolist()):
-        assert correct(module(made, read_client_state_dict(round, client), client), made, client) == right
+        module = exported.module(made, read_client_state_dict(round, client), client)
+        assert exported.correct(module, made, client) == right
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -181,7 +135,7 @@ def test_the_names_are_those_of_the_module(name):
     architecture = MODELS[name]().bind((1, 28, 28), 10)
     weights = {path: value.numpy() for path, value in tree.leaves(architecture.init(np.random.default_rng(5)))}
     module = ModelModule(architecture)
-    module.load_state_dict(tensors(to_module_names(weights)), strict=True)
+    module.load_state_dict(exported.tensors(to_module_names(weights)), strict=True)
     images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     model = architecture.init(np.random.default_rng(5))
     features = architecture.features(model, images, training=False)
@@ -207,7 +161,7 @@ def test_a_residual_network_loads_into_torchvisions(bn, hidden, tmp_path):
     network.fc = head if hidden is None else nn.Sequential(nn.Linear(512, hidden), nn.ReLU(), head)
     network.load_state_dict(torch.load(file, weights_only=True), strict=True)
     right = open_run(tmp_path / "run").round().metrics["correct"]
-    assert correct(network, experiment(tmp_path / "run"), 1) == right[1]
+    assert exported.correct(network, exported.experiment(tmp_path / "run"), 1) == right[1]
 
 
 def load(path):
@@ -240,10 +194,10 @@ def test_a_file_holds_the_clients_arrays(finished, tmp_path, suffix):
 def test_torch_loads_safetensors_into_the_model(finished, tmp_path):
     file = tmp_path / "model.safetensors"
     assert main(["export", str(finished), "--client", "4", "-o", str(file)]) == 0
-    made = experiment(finished)
+    made = exported.experiment(finished)
     loaded = ModelModule(made.tasks[0].architecture)
     loaded.load_state_dict(safetensors.torch.load_file(file), strict=True)
-    assert correct(loaded, made, 4) == open_run(finished).round().metrics["correct"][4]
+    assert exported.correct(loaded, made, 4) == open_run(finished).round().metrics["correct"][4]
 
 
 def test_a_library_that_is_missing_is_named(finished, tmp_path, monkeypatch, capfd):
