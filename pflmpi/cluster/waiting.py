@@ -52,10 +52,11 @@ class Writers:
             self._queued[folder] = now, is_queued
         return is_queued
 
-    def are_writing(self, folder: Path) -> bool:
-        """Whether a process writes the run in a folder, or one below it that is not done, or sweeps in it."""
-        runs = find_runs_below(folder) or [folder]
-        return any([not is_done(run) and self.is_writing(run) for run in runs]) or is_sweeping(folder)
+    def are_writing(self, folders: Sequence[Path]) -> bool:
+        """Whether a process writes a run in or below some folders that is not done, or sweeps in one of them."""
+        runs = [run for folder in folders for run in find_runs_below(folder) or [folder]]
+        is_written = [not is_done(run) and self.is_writing(run) for run in runs]  # all of them are asked
+        return any(is_written) or any(map(is_sweeping, folders))
 
 
 def _is_queued(folder: Path, environ: Mapping[str, str]) -> bool:
@@ -97,7 +98,7 @@ def wait(jobs: Collection[str], folders: Sequence[Path], environ: Mapping[str, s
     """
     ended = [job for name in jobs for job in slurm.wait(name, environ)]
     writers = Writers()
-    while not jobs and any([writers.are_writing(folder) for folder in folders]):  # a list: ask all of them
+    while not jobs and writers.are_writing(folders):
         time.sleep(_PAUSE)
     runs = [run for folder in folders for run in find_planned_runs(folder) or [folder]]
     of_sweep = of_sweep or runs != [*folders]

@@ -103,7 +103,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     while True:
         runs = [run for path in options.paths for run in find_runs(path) or [path]]  # `write_report` refuses others
         checkpoints = list_checkpoints()
-        reload = _RELOAD if options.watch and watch.are_running(options.paths, runs, writers) else 0
+        reload = _RELOAD if options.watch and watch.are_running(options.paths, writers) else 0
         with bar("report") as update:
             made = made_by(options.words)
             problems = write_report(runs, out, update, options.target, pictures, reload, made, options.csv)
@@ -112,7 +112,7 @@ def _report_runs(options: argparse.Namespace) -> int:
         if not has_announced:
             print(printable(f"{out / PAGE} is written again after each checkpoint"), flush=True)
             has_announced = True
-        while watch.are_running(options.paths, runs, writers) and list_checkpoints() == checkpoints:
+        while watch.are_running(options.paths, writers) and list_checkpoints() == checkpoints:
             time.sleep(_PAUSE)
     return _finish(out / PAGE, [CheckpointError(problem) for problem in problems])
 

@@ -52,12 +52,13 @@ def run(options: argparse.Namespace) -> int:
     with live as table:
         while True:
             states = {path: run_status.read_run_status(path) for path in find_runs(options.runs)}
-            running = {path for path, state in states.items() if _is_running(path, state, writers)}
+            unfinished = [path for path, state in states.items() if not (state and (state.done or state.problem))]
+            running = {path for path in unfinished if writers.is_writing(path)}
             if table is not None:
                 table.update(_table(states, running), refresh=True)
             else:
                 _print_changes(states, running, shown)
-            if not running and not are_running(options.runs, [*states], writers):
+            if not running and not are_running(options.runs, writers):
                 break
             time.sleep(options.every)
     return waiting.wait([], options.runs, os.environ, of_sweep=len(options.runs) > 1)
@@ -72,19 +73,10 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return [run for path in folders for run in find_runs_below(path) or [path]]
 
 
-def _is_running(run: Path, state: "RunStatus | None", writers: "Writers") -> bool:
-    return not (state and (state.done or state.problem)) and writers.is_writing(run)
-
-
-def are_running(folders: Sequence[Path], runs: Sequence[Path], writers: "Writers") -> bool:
+def are_running(folders: Sequence[Path], writers: "Writers") -> bool:
     """Whether one of the runs in some folders is being written, or another may still begin there."""
-    from pflmpi.cluster.run_status import read_run_status
-
-    def is_any_written() -> bool:
-        return any([_is_running(run, read_run_status(run), writers) for run in runs])  # a list: ask for all of them
-
-    may_begin = is_any_written() or any([writers.may_begin(folder, os.environ) for folder in folders])
-    return may_begin or is_any_written()  # which has begun in between
+    may_begin = writers.are_writing(folders) or any([writers.may_begin(folder, os.environ) for folder in folders])
+    return may_begin or writers.are_writing(folders)  # which has begun in between
 
 
 def _print_changes(
