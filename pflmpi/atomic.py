@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 from pflmpi.errors import ConfigError
 
 TEMPORARY = ".tmp"  # suffix of a file that is being written
-_BEING_WRITTEN = re.compile(r"(?:\.[0-9a-f]{8,})?(\.[^.]*)?\.tmp$")  # earlier versions have no token
 
 # Errors of network file systems that cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
@@ -58,15 +56,6 @@ def replacing(path: Path) -> Iterator[int]:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
-
-
-def finished(path: Path) -> Path:
-    """Returns the file that a file being written becomes; any other itself.
-
-    >>> finished(Path("round_00003.0badcafe.h5.tmp")).name
-    'round_00003.h5'
-    """
-    return path.with_name(_BEING_WRITTEN.sub(r"\1", path.name))
 
 
 def write(path: Path, content: bytes) -> None:

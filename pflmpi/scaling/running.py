@@ -129,4 +129,5 @@ def make_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
     if records.is_measured(planned, out):
         return CellTask(planned, "done", scaling.rounds, scaling.rounds)
     words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")
-    return CellTask(planned, "start", 0, scaling.rounds, words)
+    problem = "its measurement was not finished" if planned.run(out).exists() else ""
+    return CellTask(planned, "start", 0, scaling.rounds, words, problem)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store import probe_file, verify
+from pflmpi.store import module_file, probe_file, verify
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.run_folder import read_layout
 
@@ -99,6 +99,8 @@ def discard_after(run: Path, round: int | None) -> None:
     """
     needed = set() if round is None else set(read_layout(run, round).files)
     last = -1 if round is None else round
+    if round is None:
+        module_file.path(run).unlink(missing_ok=True)  # a run without such models writes none
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > last], run)
     _delete([probe_file.path(run, later) for later in probe_file.rounds(run) if later > last], run)
     shards = [run / name for name, later in _shards(run).items() if later > last and name not in needed]

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from pflmpi.atomic import TEMPORARY, finished
+from pflmpi.atomic import TEMPORARY
 from pflmpi.store import (
     config_file,
     events_file,
@@ -58,18 +58,10 @@ def find_runs(folder: Path) -> list[Path]:
 
 def is_file_of_run(path: Path) -> bool:
     """Whether a file has the name of a checkpoint or a probe, or lies in a run and has the name of one of its files."""
-    return _has_round(path) or (_has_name(path) and is_run(path.parent))
-
-
-def _has_round(path: Path) -> bool:
-    """Whether a file has the name of a checkpoint or a probe."""
-    return round_of(path.name) is not None or probe_file.round_of(path.name) is not None
-
-
-def _has_name(path: Path) -> bool:
-    """Whether a file has the name of one that each run has once."""
+    if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
+        return True
     files = (config_file, events_file, job_file, metrics_file, module_file, partition_file, run_lock)
-    return path in [file.path(path.parent) for file in files]
+    return path in [file.path(path.parent) for file in files] and is_run(path.parent)
 
 
 def find_replaced_files(folder: Path) -> list[Path]:
@@ -82,20 +74,6 @@ def find_replaced_files(folder: Path) -> list[Path]:
         for path in paths
         if path.name in names or path.match(f"*.h5{TEMPORARY}") or probe_file.round_of(path.name) is not None
     ]
-
-
-def find_other_files(run: Path) -> list[Path]:
-    """Lists what lies in a run's folder and is none of its files; files that were being written are its own."""
-    shards = run / SHARDS
-    folders = [folder for folder in (run, shards) if folder.is_dir() and not (folder == shards and folder.is_symlink())]
-    paths = [path for folder in folders for path in sorted(folder.iterdir()) if path not in folders]
-
-    def is_own(path: Path) -> bool:
-        file = finished(path)
-        has_own_name = _has_round(file) or (path.parent == run and _has_name(file))
-        return has_own_name and path.is_file() and not path.is_symlink()
-
-    return [path for path in paths if not is_own(path)]
 
 
 @cache  # one warning, however often `watch` looks

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,10 +20,7 @@ from pflmpi.experiment.stored_config import allowed_changes, find_changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, run_lock, verify
 from pflmpi.store.checked_hdf5 import UnreadableError
-from pflmpi.store.names import SHARDS
-from pflmpi.store.runs import find_other_files
 from pflmpi.sweep.table import PlannedRun
-from pflmpi.text import join_truncated
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +83,7 @@ def plan_cell(
         status = replace(status, done=0, problem=problem)
     command: tuple[str, ...] = ()
     if status.state == "start":
-        command = ("run", str(cell.config(out)), "--out", str(run), *how)
+        command = ("run", str(cell.config(out)), "--out", str(run), "--continue", *how)
     elif status.state == "continue":
         overrides = [word for key, value in status.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
         command = ("resume", str(run), *overrides, *how, *(["--changed-code"] if code_may_change else []))
@@ -149,14 +145,6 @@ def find_run_state(run: Path, config: Config, code_may_change: bool = False) -> 
     return RunState("done", done) if done == last else RunState("continue", done, changes=changes)
 
 
-def _explain_other_files(run: Path) -> str:
-    """Why the folder of a run must not be deleted although the run may be; "" if all in it is the run's own."""
-    if run.exists() and not run.is_dir():
-        return f"{run} is no folder"
-    names = [str(path.relative_to(run)) for path in find_other_files(run)]
-    return f"{run} holds {join_truncated(names)}, which the run has not written" if names else ""
-
-
 def _find_last_round(run: Path, config: Config, done: int) -> int:
     """The round after which a run with a checkpoint of round `done` ends, also by `training.stop`."""
     training = config.training
@@ -178,22 +166,17 @@ def explain_unfinished(task: CellTask, config: Config, out: Path) -> str:
 
 
 def prepare_cell(task: CellTask, out: Path) -> None:
-    """Writes the configuration of a cell beside its run, and clears the folder of a run that starts anew.
+    """Writes the configuration of a cell beside its run.
 
-    A run that cannot continue, whose checkpoints are damaged or lost, or whose folder holds other files, is renamed;
-    one without metrics is removed. A link to its folder stays.
+    A run that cannot continue, or whose checkpoints are damaged or lost, is renamed.
     """
     run, path = task.cell.run(out), task.cell.config(out)
     if task.state == "other":
         return
     with explain_write_error(run.parent, "choose another --out"):
-        if task.state == "start" and os.path.lexists(run):
-            if problem := task.problem or _explain_other_files(run):
-                aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
-                _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, problem)
-            else:
-                for file in run.iterdir():
-                    shutil.rmtree(file) if file == run / SHARDS else file.unlink()
+        if task.state == "start" and task.problem and os.path.lexists(run):
+            aside = run.rename(run.with_name(f"old-{run.name}-{time.time_ns()}"))
+            _log.warning("%s starts anew; its run is kept in %s: %s", task.cell.name, aside, task.problem)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(task.cell.raw))
 

@@ -18,6 +18,7 @@ from pflmpi.scaling import experiment, records
 from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.results import PARTS, format_table, read_results, write_table
 from pflmpi.scaling.running import make_task, scaling_of
+from pflmpi.sweep.pending import prepare_cell
 
 MB = 2**20
 
@@ -145,6 +146,17 @@ def test_a_run_whose_folder_was_deleted_is_measured_again(tmp_path):
     commands = {planned.name: make_task(planned, scaling, out).command for planned in runs(scaling)}
     assert [name for name, command in commands.items() if command] == [deleted.name]
     assert [len(point.runs) for point in read_results(out).points] == [1, 2]
+
+
+def test_a_measurement_that_was_not_finished_starts_anew_and_is_kept_aside(tmp_path):
+    scaling = scale_folder.scaling([1, 2])
+    planned = runs(scaling)[0]
+    folder = planned.run(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "round_00001.h5").touch()
+    prepare_cell(make_task(planned, scaling, tmp_path), tmp_path)
+    (aside,) = folder.parent.glob("old-repeat1-*")
+    assert (aside / "round_00001.h5").exists() and not folder.exists()
 
 
 @pytest.mark.slow

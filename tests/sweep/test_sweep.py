@@ -65,7 +65,7 @@ def run(cell, out):
 def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell, tmp_path):
     work = needed(cell, tmp_path)
     folder = str(tmp_path / "FedAvg" / "few")
-    start = ["run", f"{folder}/seed0.yaml", "--out", f"{folder}/seed0", "--ranks", "1", "--quiet"]
+    start = ["run", f"{folder}/seed0.yaml", "--out", f"{folder}/seed0", "--continue", "--ranks", "1", "--quiet"]
     assert (work.state, work.done, work.rounds, list(work.command)) == ("start", 0, 2, start)
     assert not Path(folder).exists()
     prepare_cell(work, tmp_path)
@@ -107,40 +107,28 @@ def test_a_run_made_with_another_configuration_stays_as_it_is(changes, words, ce
     assert quick_run.digest(folder) == before and not cell.config(tmp_path).exists()
 
 
-@pytest.fixture
-def stopped(cell, tmp_path):
-    """The folder of a run of the cell that was stopped before its first checkpoint."""
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_stopped_before_its_first_checkpoint_starts_anew_and_nothing_is_deleted(linked, cell, tmp_path):
     folder = run(cell, tmp_path)
     for path in folder.glob("round_*.h5"):
         path.unlink()
     metrics_file.restart(folder, 0)
-    (folder / "shards" / "round_00000_rank_000.h5.tmp").touch()  # of an earlier version
-    (folder / "shards" / "round_00000_rank_000.0badcafe.h5.tmp").touch()
-    (folder / "lock.json.0123456789abcdef.tmp").touch()
-    return folder
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(linked, cell, stopped, tmp_path):
+    own = ("notes.txt", "jobs.txt", "shards/thesis.txt", "first-try/notes.yaml")
+    (folder / "first-try").mkdir()
+    for name in own:
+        (folder / name).write_text("mine")
+    for name in ("modules.h5", "shards/round_00000_rank_000.0badcafe.h5.tmp"):  # of the run that was stopped
+        (folder / name).touch()
     if linked:
-        stopped.rename(tmp_path / "elsewhere")
-        stopped.symlink_to(tmp_path / "elsewhere")
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
     work = needed(cell, tmp_path, training={"lr": 0.5})
     assert (work.state, work.problem) == ("start", "")
     prepare_cell(work, tmp_path)
-    assert [*stopped.iterdir()] == [] and stopped.is_symlink() == linked
-
-
-@pytest.mark.parametrize("name", ["first-try/config.yaml", "notes.txt", "shards/thesis.txt", "probe_00001.h5/mine"])
-def test_a_folder_with_files_that_are_not_the_runs_is_kept_aside(name, cell, stopped, tmp_path, caplog):
-    (stopped / name).parent.mkdir(exist_ok=True)
-    (stopped / name).write_text("mine")
-    (stopped / "jobs.txt").touch()
-    prepare_cell(needed(cell, tmp_path), tmp_path)
-    shown = name if name.startswith("shards/") else name.partition("/")[0]
-    assert f"holds {shown}, which the run has not written" in caplog.text
-    (aside,) = stopped.parent.glob("old-seed0-*")
-    assert (aside / name).read_text() == "mine" and not stopped.exists()
+    assert quick_run.command([*work.command]) == 0
+    assert needed(cell, tmp_path, training={"lr": 0.5}).state == "done"
+    assert all((folder / name).read_text() == "mine" for name in own) and folder.is_symlink() == linked
+    assert not (folder / "modules.h5").exists() and not [*folder.rglob("*.tmp")]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -489,7 +477,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(tmp_path, 
         "FedAvg/few/seed0  2/2 rounds  done",
         "Local/few/seed0   0/2 rounds  start",
         "commands of the sweep, which first writes the configurations that they name:",
-        "pflmpi run sweeps/small/Local/few/seed0.yaml --out sweeps/small/Local/few/seed0 --ranks 3 --quiet",
+        "pflmpi run sweeps/small/Local/few/seed0.yaml --out sweeps/small/Local/few/seed0 --continue --ranks 3 --quiet",
     ]
     assert main(["sweep", str(path), "--dry-run", "--ranks", "3", "-s", "training.rounds=4"]) == 0
     shown = capsys.readouterr().out

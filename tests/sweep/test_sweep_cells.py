@@ -104,10 +104,10 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(finish, tm
     start = launcher(tmp_path, f'printf "%s " "$@" > words; {finish[2]}')
     assert main(["sweep", str(path), "--launcher", start, "--dry-run"]) == 0
     folder = "sweeps/small/FedAvg/few/seed0"
-    assert f"{start} pflmpi run {folder}.yaml --out {folder} --quiet" in capfd.readouterr().out.splitlines()
+    assert f"{start} pflmpi run {folder}.yaml --out {folder} --continue --quiet" in capfd.readouterr().out.splitlines()
     assert main(["sweep", str(path), "--launcher", start, "--cell", "0"]) == 0
     words = Path("words").read_text().strip()
-    assert words == f"-n 1 {sys.executable} -P -m pflmpi run {folder}.yaml --out {folder} --quiet"
+    assert words == f"-n 1 {sys.executable} -P -m pflmpi run {folder}.yaml --out {folder} --continue --quiet"
     assert verify.find_newest_good(Path(folder)) == (2, [])
 
 
