@@ -65,8 +65,9 @@ def here(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
-def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
-    code, printed = doctor(way, tmp_path, "--config", write(tmp_path), "--out", tmp_path / "runs" / "first")
+def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path, here):
+    options = ["--config", write(tmp_path), "--out", tmp_path / "runs" / "first"]
+    code, printed = here(*options) if way == "alone" else doctor(way, tmp_path, *options)
     assert code == 0 and SOUND in printed and not problems(printed), printed
     assert printed.count("┃ rank ┃") == 1
     rows = [line for line in printed.splitlines() if line.startswith(("│ 0 ", "│ 1 "))]
