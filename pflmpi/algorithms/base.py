@@ -41,24 +41,16 @@ TRAINED_PARTS = ("body", "head")  # of a model; its "stats" follow the forward p
 
 @dataclass(frozen=True)
 class Newcomer:
-    """How a client that has never taken part joins; it predicts like the others.
+    """How a client that has never taken part joins; it predicts like the others."""
 
-    Attributes:
-        trains: whether it makes local updates; otherwise it predicts with what it receives.
-    """
-
-    trains: bool
+    trains: bool  # whether it makes local updates; otherwise it predicts with what it receives
 
 
 @dataclass(frozen=True)
 class CannotJoin:
-    """A client that has never taken part cannot predict.
+    """A client that has never taken part cannot predict."""
 
-    Attributes:
-        why: the reason, for the user.
-    """
-
-    why: str
+    why: str  # the reason, for the user
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,11 @@ _IDENTITY = {"recorded.run", "recorded.fork"}  # settings that differ between an
 
 @dataclass(frozen=True)
 class Bisection:
-    """Where two runs start to differ.
+    """Where two runs start to differ."""
 
-    Attributes:
-        same: the last round before `first` whose checkpoints are identical; None if there is none.
-        first: the first round whose checkpoints differ; None if none do.
-        figures: the first round whose lines in metrics.csv differ; None if none do.
-    """
-
-    same: int | None
-    first: int | None
-    figures: int | None
+    same: int | None  # the last round before `first` whose checkpoints are identical; None if there is none
+    first: int | None  # the first round whose checkpoints differ; None if none do
+    figures: int | None  # the first round whose lines in metrics.csv differ; None if none do
 
     @property
     def between(self) -> range:

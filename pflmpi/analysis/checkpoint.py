@@ -193,14 +193,10 @@ class LeafRows:
 
     `rows[3]`, `rows[[0, 4]]`, `rows[2:5, 0]` read only the rows of these clients, `np.asarray(rows)` reads all. Reading
     all rows of a file checks its checksum; `Checkpoint.verify` checks every byte.
-
-    Attributes:
-        clients: [m] ascending ids.
-        shape: (m, ...).
     """
 
-    clients: np.ndarray
-    shape: tuple[int, ...]
+    clients: np.ndarray  # [m] ascending ids
+    shape: tuple[int, ...]  # (m, ...)
     dtype: np.dtype
     _run: Path
     _layout: Layout

@@ -14,15 +14,11 @@ from pflmpi.text import for_shell
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """A file of which every byte was checked.
-
-    Attributes:
-        problems: what is wrong with it, one line each; none if it is intact.
-    """
+    """A file of which every byte was checked."""
 
     path: Path
     bytes: int
-    problems: list[str]
+    problems: list[str]  # what is wrong with it, one line each; none if it is intact
 
 
 def files(run: Path) -> list[Path]:

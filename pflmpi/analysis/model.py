@@ -27,16 +27,11 @@ _RECEIVED = "received/"  # in a client's state: the last reply of the server, if
 
 @dataclass(frozen=True)
 class ClientState:
-    """What a client keeps, and the messages that it predicts with, by path.
-
-    Attributes:
-        kept: its state, including its last reply below "received/" if it keeps that.
-        received: messages that it predicts with; paths begin with the name of the message.
-    """
+    """What a client keeps, and the messages that it predicts with, by path."""
 
     client: int
-    kept: Flat
-    received: Flat
+    kept: Flat  # its state, including its last reply below "received/" if it keeps that
+    received: Flat  # messages that it predicts with; paths begin with the name of the message
 
 
 def read_client_states(checkpoint: Checkpoint, clients: Sequence[int]) -> list[ClientState]:

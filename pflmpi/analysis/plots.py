@@ -20,17 +20,11 @@ _NAME = re.compile("[a-z0-9_-]+")  # of a figure
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plot(ABC):
-    """Base of all figures.
+    """Base of all figures."""
 
-    Attributes:
-        name: name of its files, without a suffix.
-        title: a few words.
-        caption: a description, also for readers who cannot see the figure.
-    """
-
-    name: str
-    title: str
-    caption: str
+    name: str  # name of its files, without a suffix
+    title: str  # a few words
+    caption: str  # a description, also for readers who cannot see the figure
 
     @abstractmethod
     def lines(self) -> Iterable[Line]:
@@ -96,25 +90,17 @@ class Curve:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curves(Plot):
-    """Lines over a common axis.
-
-    Attributes:
-        x_names: names of the values 1, 2, ... of x, if x is a category.
-        x_ticks: positions of the ticks; empty to choose them automatically.
-        zero: whether the y axis includes 0.
-        percent: whether y is a percentage of at most 100.
-        single_client: show only the curves of the client that the reader selects.
-    """
+    """Lines over a common axis."""
 
     x_label: str = "round"
     y_label: str
     curves: tuple[Curve, ...]
     x_log: bool = False
-    zero: bool = False
-    x_names: tuple[str, ...] = ()
-    x_ticks: tuple[int, ...] = ()
-    percent: bool = False
-    single_client: bool = False
+    zero: bool = False  # whether the y axis includes 0
+    x_names: tuple[str, ...] = ()  # names of the values 1, 2, ... of x, if x is a category
+    x_ticks: tuple[int, ...] = ()  # positions of the ticks; empty to choose them automatically
+    percent: bool = False  # whether y is a percentage of at most 100
+    single_client: bool = False  # show only the curves of the client that the reader selects
 
     @property
     def by_round(self) -> bool:
@@ -237,17 +223,12 @@ class Clouds(Plot):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Plot):
-    """Grouped bars: counts by name, for the client that the reader selects.
-
-    Attributes:
-        names: names on the axis, in order.
-        bars: client, panel, name, part and count of each bar.
-    """
+    """Grouped bars: counts by name, for the client that the reader selects."""
 
     x_label: str
     y_label: str
-    names: tuple[str, ...]
-    bars: tuple[tuple[int, str, str, str, int], ...]
+    names: tuple[str, ...]  # names on the axis, in order
+    bars: tuple[tuple[int, str, str, str, int], ...]  # client, panel, name, part and count of each bar
 
     def lines(self) -> Iterable[Line]:
         yield ("client", "panel", self.x_label, "part", self.y_label)

@@ -38,17 +38,11 @@ if TYPE_CHECKING:  # these need torch or an extra
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run branched off its parent.
+    """Where a run branched off its parent."""
 
-    Attributes:
-        run: id of the parent.
-        round: the last round that both have.
-        changes: dotted keys of the configuration that differ from the parent's.
-    """
-
-    run: str
-    round: int
-    changes: tuple[str, ...]
+    run: str  # id of the parent
+    round: int  # the last round that both have
+    changes: tuple[str, ...]  # dotted keys of the configuration that differ from the parent's
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,20 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class NamedRun:
-    """A run in a report.
-
-    Attributes:
-        label: a unique name.
-        legend: the name of its curves in the legend.
-        style: index of the colour and line style of its curves.
-        first: the round where its curves begin: for a fork shown with its parent, the last round that both have.
-    """
+    """A run in a report."""
 
     run: Run
-    label: str
-    legend: str
-    style: int
-    first: int = 0
+    label: str  # a unique name
+    legend: str  # the name of its curves in the legend
+    style: int  # index of the colour and line style of its curves
+    first: int = 0  # the round where its curves begin: for a fork shown with its parent, the last round that both have
 
 
 def name_runs(runs: Sequence[Run]) -> list[NamedRun]:
@@ -93,14 +86,10 @@ def pick_first_middle_last(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class SeedGroup:
-    """One or more runs that differ only in the seed.
-
-    Attributes:
-        label: a unique name, without the number of seeds.
-    """
+    """One or more runs that differ only in the seed."""
 
     runs: tuple[NamedRun, ...]
-    label: str
+    label: str  # a unique name, without the number of seeds
 
     @property
     def title(self) -> str:

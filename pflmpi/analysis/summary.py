@@ -20,29 +20,17 @@ Value = str | int | float
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of runs.
+    """A column of the table of runs."""
 
-    Attributes:
-        title: its name, which is unique.
-        key: its name in programs: for the results of a run that of the value, as in the JSON of `compare`.
-        digits: printed decimals.
-        scale: factor from the value in JSON to that in the table.
-        better: which of its values are marked on a page, "higher" or "lower" ones; "" for none.
-        is_optional: whether it is left out if no run has a value.
-        is_on_page: whether a page has it, besides runs.csv.
-        in_bytes: of a column of bytes, its title in tables without the unit, which is one that suits all runs.
-        is_deviation: whether it has the standard deviations over seeds of the column with the same key.
-    """
-
-    title: str
-    key: str = ""
-    digits: int = 2
-    scale: float = 1.0
-    better: str = ""
-    is_optional: bool = False
-    is_on_page: bool = True
-    in_bytes: str = ""
-    is_deviation: bool = False
+    title: str  # its name, which is unique
+    key: str = ""  # its name in programs: for the results of a run that of the value, as in the JSON of `compare`
+    digits: int = 2  # printed decimals
+    scale: float = 1.0  # factor from the value in JSON to that in the table
+    better: str = ""  # which of its values are marked on a page, "higher" or "lower" ones; "" for none
+    is_optional: bool = False  # whether it is left out if no run has a value
+    is_on_page: bool = True  # whether a page has it, besides runs.csv
+    in_bytes: str = ""  # of a column of bytes, its title in tables without the unit, which is one that suits all runs
+    is_deviation: bool = False  # whether it has the standard deviations over seeds of the column with the same key
 
     @property
     def deviation(self) -> "Column":

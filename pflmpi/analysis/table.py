@@ -31,25 +31,15 @@ LAST = 10  # rounds of the mean that selects no round by its test accuracy
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that a table shows.
+    """A metric that a table shows."""
 
-    Attributes:
-        name: description for readers.
-        column: its column of metrics.csv.
-        unit: name of the unit; "" for losses and measures that are no shares.
-        scale: factor from the column to the printed value.
-        judge: the column that decides which round is best; "" for `column`.
-        lowest: whether the lowest value is the best, although the metric is no loss.
-        digits: printed decimals.
-    """
-
-    name: str
-    column: str
-    unit: str = "percent"
-    scale: float = 100.0
-    judge: str = ""
-    lowest: bool = False
-    digits: int = 2
+    name: str  # description for readers
+    column: str  # its column of metrics.csv
+    unit: str = "percent"  # name of the unit; "" for losses and measures that are no shares
+    scale: float = 100.0  # factor from the column to the printed value
+    judge: str = ""  # the column that decides which round is best; "" for `column`
+    lowest: bool = False  # whether the lowest value is the best, although the metric is no loss
+    digits: int = 2  # printed decimals
 
 
 METRICS = {

@@ -31,15 +31,11 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table of texts, ready to print.
-
-    Attributes:
-        rows: for each row its name and its texts.
-    """
+    """A table of texts, ready to print."""
 
     caption: str
     columns: list[str]
-    rows: list[list[str]]
+    rows: list[list[str]]  # for each row its name and its texts
 
 
 def format_tables(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:

@@ -14,17 +14,12 @@ from pflmpi.registry import format_unknown_name
 
 
 class Container(BaseModel):
-    """The container that ranks run in.
-
-    Attributes:
-        apptainer: an image for `apptainer exec`; a relative path is relative to the file of the profile.
-        options: options of `apptainer exec`.
-    """
+    """The container that ranks run in."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    apptainer: str
-    options: str = ""
+    apptainer: str  # an image for `apptainer exec`; a relative path is relative to the file of the profile
+    options: str = ""  # options of `apptainer exec`
 
 
 class Site(BaseModel):

@@ -72,19 +72,12 @@ class Prepared:
 
 @dataclass
 class _Rank:
-    """State that the end of a rank depends on, filled in as the rank gets there.
+    """State that the end of a rank depends on, filled in as the rank gets there."""
 
-    Attributes:
-        launch: how it was started.
-        folder: of the run.
-        resumable: the run to name after Ctrl-C; None if another process does so.
-        transport: to the other ranks; None before it is connected.
-    """
-
-    launch: Launch = ALONE
-    folder: Path | None = None
-    resumable: Path | None = None
-    transport: Transport | None = None
+    launch: Launch = ALONE  # how it was started
+    folder: Path | None = None  # of the run
+    resumable: Path | None = None  # the run to name after Ctrl-C; None if another process does so
+    transport: Transport | None = None  # to the other ranks; None before it is connected
 
 
 def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:

@@ -36,23 +36,14 @@ _SITE_OPTIONS = ("account", "partition", "qos", "mpi", "setup", "srun")
 
 
 class Pending(NamedTuple):
-    """The work left for a job.
+    """The work left for a job."""
 
-    Attributes:
-        out: the folder of the run or sweep.
-        words: the arguments of `pflmpi` in the job.
-        runs: the folders of the runs that are not done, with their configurations.
-        text: of the configuration or table, which the job reads from a copy: it runs what was submitted.
-        tasks: the number of each of these runs among the cells of the sweep; empty for a single run.
-        cells: how many cells the sweep has; 0 for a single run.
-    """
-
-    out: Path
-    words: list[str]
-    runs: "Mapping[Path, Config]"
-    text: str
-    tasks: Sequence[int] = ()
-    cells: int = 0
+    out: Path  # the folder of the run or sweep
+    words: list[str]  # the arguments of `pflmpi` in the job
+    runs: "Mapping[Path, Config]"  # the folders of the runs that are not done, with their configurations
+    text: str  # of the configuration or table, which the job reads from a copy: it runs what was submitted
+    tasks: Sequence[int] = ()  # the number of each of these runs among the cells of the sweep; empty for a single run
+    cells: int = 0  # how many cells the sweep has; 0 for a single run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -77,16 +77,11 @@ class DataConfig(BaseModel):
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """The `partition` section: a partition by name, or the path of a saved one.
-
-    Attributes:
-        clients: None for the natural number (all writers).
-        parameters: every parameter of the partition, defaults included.
-    """
+    """The `partition` section: a partition by name, or the path of a saved one."""
 
     name: str | None = None
-    clients: int | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
+    clients: int | None = None  # None for the natural number (all writers)
+    parameters: dict[str, Any] = field(default_factory=dict)  # every parameter of the partition, defaults included
     path: str | None = None
 
     def resolved(self) -> dict[str, Any]:

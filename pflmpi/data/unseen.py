@@ -13,17 +13,11 @@ from pflmpi.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The clients of a partition: N that are trained, and U unseen ones after them.
+    """The clients of a partition: N that are trained, and U unseen ones after them."""
 
-    Attributes:
-        trained: the first N.
-        everyone: all N + U; the unseen ones have the ids N to N + U - 1.
-        numbers: [N + U] the number of each client in the partition, ascending in both parts.
-    """
-
-    trained: Federation
-    everyone: Federation
-    numbers: np.ndarray
+    trained: Federation  # the first N
+    everyone: Federation  # all N + U; the unseen ones have the ids N to N + U - 1
+    numbers: np.ndarray  # [N + U] the number of each client in the partition, ascending in both parts
 
     @property
     def digest(self) -> str:

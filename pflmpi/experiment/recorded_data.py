@@ -63,13 +63,9 @@ def check_data(run: Path, config: Config, changed: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class _Sources:
-    """Where data and partition come from; equal if `text` is.
+    """Where data and partition come from; equal if `text` is."""
 
-    Attributes:
-        text: all that decides their content, also when the files last changed.
-    """
-
-    text: str
+    text: str  # all that decides their content, also when the files last changed
     config: Config = field(compare=False)
 
     @classmethod

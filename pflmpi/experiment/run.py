@@ -64,28 +64,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank runs with: transport, device, and how the process was started.
-
-    Attributes:
-        device: on which this rank computes.
-        slots: how many ranks can compute at once on all nodes.
-        gpu_models: of the ranks that compute; empty on CPUs.
-        stop: collects reasons to stop.
-        jobs: restarts by job; see `store.run_lock.Owner`.
-        take_over: whether to take the run from a process that still writes it.
-        start: record of this start for jobs.txt.
-        announce: called on rank 0 once nothing can refuse the run any more.
-    """
+    """What a rank runs with: transport, device, and how the process was started."""
 
     transport: Transport
-    device: torch.device
-    slots: int
-    gpu_models: tuple[str, ...] = ()
-    stop: Stop = field(default_factory=Stop)
-    jobs: Mapping[str, int] = field(default_factory=dict)
-    take_over: bool = False
-    start: Start | None = None
-    announce: Callable[[], None] = lambda: None
+    device: torch.device  # on which this rank computes
+    slots: int  # how many ranks can compute at once on all nodes
+    gpu_models: tuple[str, ...] = ()  # of the ranks that compute; empty on CPUs
+    stop: Stop = field(default_factory=Stop)  # collects reasons to stop
+    jobs: Mapping[str, int] = field(default_factory=dict)  # restarts by job; see `store.run_lock.Owner`
+    take_over: bool = False  # whether to take the run from a process that still writes it
+    start: Start | None = None  # record of this start for jobs.txt
+    announce: Callable[[], None] = lambda: None  # called on rank 0 once nothing can refuse the run any more
 
 
 def run(

@@ -28,19 +28,12 @@ _FEW_CLIENTS = 3  # the server's state is made for so many clients, one and two 
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Bytes of the state between rounds.
+    """Bytes of the state between rounds."""
 
-    Attributes:
-        client: [N] state of each client, with the stored reply that it is tested with, if any.
-        first: [N] the part of it that differs between clients before they train.
-        server: state of the server.
-        received: messages that a checkpoint stores besides, because personal models are made of them.
-    """
-
-    client: np.ndarray
-    first: np.ndarray
-    server: int
-    received: int
+    client: np.ndarray  # [N] state of each client, with the stored reply that it is tested with, if any
+    first: np.ndarray  # [N] the part of it that differs between clients before they train
+    server: int  # state of the server
+    received: int  # messages that a checkpoint stores besides, because personal models are made of them
 
     def hosted(self, placement: Placement) -> np.ndarray:
         """[R] bytes of the clients on each rank, once all have trained."""

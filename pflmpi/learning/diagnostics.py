@@ -35,15 +35,10 @@ class Diagnostic:
 
 @dataclass(frozen=True, kw_only=True)
 class PerClient(Diagnostic):
-    """A number for each client.
+    """A number for each client."""
 
-    Attributes:
-        known: path of a boolean in a client's state, false while the number has no meaning; "" if it always has.
-        limits: the range of the values, if they have one.
-    """
-
-    known: str = ""
-    limits: tuple[float, float] | None = None
+    known: str = ""  # path of a boolean in a client's state, false while the number has no meaning; "" if it always has
+    limits: tuple[float, float] | None = None  # the range of the values, if they have one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,9 @@ MEASURE_NAME = re.compile("[a-z][a-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True)
 class MainMeasure:
-    """The measure that users see first.
+    """The measure that users see first."""
 
-    Attributes:
-        name: as in `evaluation.measures`, that of the function for a user's own; or `test_loss`.
-    """
-
-    name: str
+    name: str  # as in `evaluation.measures`, that of the function for a user's own; or `test_loss`
 
     @property
     def column(self) -> str:

@@ -71,17 +71,11 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Reply:
-    """The messages that a rank has received from the server, for the clients that it computes.
+    """The messages that a rank has received from the server, for the clients that it computes."""
 
-    Attributes:
-        shared: the same for all clients.
-        own: rows of each receiver here, on the host.
-        by_class: rows of the classes that each receiver here holds.
-    """
-
-    shared: Messages = field(default_factory=dict)
-    own: dict[str, OwnRows] = field(default_factory=dict)
-    by_class: dict[str, OwnRows] = field(default_factory=dict)
+    shared: Messages = field(default_factory=dict)  # the same for all clients
+    own: dict[str, OwnRows] = field(default_factory=dict)  # rows of each receiver here, on the host
+    by_class: dict[str, OwnRows] = field(default_factory=dict)  # rows of the classes that each receiver here holds
 
     def on(self, device: torch.device) -> "Reply":
         """Returns the reply with all but `own` on a device, to be copied there once a round."""

@@ -26,18 +26,12 @@ Write = Callable[[Piece, Part], None]  # writes the sums or means of a piece to 
 
 @dataclass(frozen=True)
 class Fold:
-    """Computes the exact sums and means of a round's messages.
-
-    Attributes:
-        slices: of the folded messages.
-        assigned: the groups of participants of each rank.
-        adds: on the host or on the GPU of this rank, with the same bits.
-    """
+    """Computes the exact sums and means of a round's messages."""
 
     declared: Declared
-    slices: Slices
-    assigned: list[list[ClientGroup]]
-    adds: OnHost | OnDevice
+    slices: Slices  # of the folded messages
+    assigned: list[list[ClientGroup]]  # the groups of participants of each rank
+    adds: OnHost | OnDevice  # on the host or on the GPU of this rank, with the same bits
 
     def over(self, transport: Transport, ups: Updates) -> Messages | None:
         """Returns the sums and means on rank 0, None on other ranks.

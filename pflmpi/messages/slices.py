@@ -29,30 +29,20 @@ _GATHERED = 2**18  # rank 0 folds alone if other ranks send it at most so many b
 
 @dataclass(frozen=True)
 class Piece:
-    """Entries `start` to `stop` of a leaf.
+    """Entries `start` to `stop` of a leaf."""
 
-    Attributes:
-        leaf: its position among the leaves.
-        at: the bytes of the slice before it.
-    """
-
-    leaf: int
+    leaf: int  # its position among the leaves
     start: int
     stop: int
-    at: int
+    at: int  # the bytes of the slice before it
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The leaves of some messages, in sorted order of their paths.
+    """The leaves of some messages, in sorted order of their paths."""
 
-    Attributes:
-        paths: of each leaf; the first key is the name of the message.
-        like: their templates.
-    """
-
-    paths: tuple[str, ...]
-    like: tuple[Tensor, ...]
+    paths: tuple[str, ...]  # of each leaf; the first key is the name of the message
+    like: tuple[Tensor, ...]  # their templates
 
     @classmethod
     def of(cls, kinds: Mapping[str, Sum]) -> "Entries":
@@ -120,17 +110,12 @@ class Slices:
 
     A rank sends each owner its participants' entries of the slice, one by one, or the int64 sum over them if that is
     smaller. A small vector has one owner, rank 0.
-
-    Attributes:
-        bounds: [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`.
-        participants: [R] number of participants of each rank.
-        sums: [R] bool, whether a rank sends sums to the owners of slices.
     """
 
     entries: Entries
-    bounds: np.ndarray
-    participants: np.ndarray
-    sums: np.ndarray
+    bounds: np.ndarray  # [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`
+    participants: np.ndarray  # [R] number of participants of each rank
+    sums: np.ndarray  # [R] bool, whether a rank sends sums to the owners of slices
 
     def slice(self, rank: int) -> tuple[int, int]:
         start, stop = self.bounds[rank : rank + 2].tolist()

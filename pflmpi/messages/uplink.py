@@ -22,19 +22,12 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Gathered:
-    """Messages of which rank 0 gets rows of all participants: one of each, or one of each class of each.
+    """Messages of which rank 0 gets rows of all participants: one of each, or one of each class of each."""
 
-    Attributes:
-        like: the template of a row, by message.
-        clients: [n] the client of each row, in the order of clients and classes.
-        home: [n] its rank.
-        wanted: of each rank, the rows that it gets: all on rank 0, none on others; see `deliver`.
-    """
-
-    like: Tree
-    clients: np.ndarray
-    home: np.ndarray
-    wanted: list[np.ndarray]
+    like: Tree  # the template of a row, by message
+    clients: np.ndarray  # [n] the client of each row, in the order of clients and classes
+    home: np.ndarray  # [n] its rank
+    wanted: list[np.ndarray]  # of each rank, the rows that it gets: all on rank 0, none on others; see `deliver`
 
 
 def send_up(

@@ -20,19 +20,13 @@ from pflmpi.text import first_line
 
 @dataclass(frozen=True)
 class Recipe:
-    """Class, arguments and weights from which a module for K classes is built.
-
-    Attributes:
-        head: name of the linear layer that ends it.
-        norm: "group" for group norm in place of batch norm.
-        weights: file of a state dict to start from.
-    """
+    """Class, arguments and weights from which a module for K classes is built."""
 
     kind: Callable[..., nn.Module]
     options: tuple[tuple[str, Any], ...]
-    head: str
-    norm: str
-    weights: str | None
+    head: str  # name of the linear layer that ends it
+    norm: str  # "group" for group norm in place of batch norm
+    weights: str | None  # file of a state dict to start from
     num_classes: int
 
     def build(self, seed: int) -> tuple[nn.Module, dict[str, Tensor]]:

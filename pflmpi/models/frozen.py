@@ -19,15 +19,10 @@ from pflmpi.vmap_lanes import outside_vmap
 
 @dataclass(frozen=True)
 class Frozen:
-    """The frozen parameters of a model: one copy on each device, shared by all clients and lanes.
+    """The frozen parameters of a model: one copy on each device, shared by all clients and lanes."""
 
-    Attributes:
-        digest: SHA-256 (hex) of their paths and values; "" if there are none.
-        paths: in a whole model.
-    """
-
-    digest: str = ""
-    paths: tuple[str, ...] = ()
+    digest: str = ""  # SHA-256 (hex) of their paths and values; "" if there are none
+    paths: tuple[str, ...] = ()  # in a whole model
     _values: dict[torch.device, Tree] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

@@ -33,11 +33,7 @@ _FROM_DATA = ("num_classes", "in_channels", "shape")  # arguments of a module th
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleArchitecture(Architecture):
-    """A torch module without its head, called on trees; body and statistics keep the module's names.
-
-    Attributes:
-        check: whether it is compared with plain PyTorch before the first round.
-    """
+    """A torch module without its head, called on trees; body and statistics keep the module's names."""
 
     replays_steps: ClassVar[bool] = False
 
@@ -47,7 +43,7 @@ class ModuleArchitecture(Architecture):
     draws_noise: bool  # type: ignore[misc]
     recipe: Recipe
     findings: Findings
-    check: bool = field(default=True, compare=False)
+    check: bool = field(default=True, compare=False)  # whether it is compared with plain PyTorch before the first round
 
     @property
     def linear_head(self) -> bool:  # type: ignore[override]
@@ -160,16 +156,11 @@ class ModuleArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleModel(Model):
-    """A torch module as a model; its arguments are further fields, except those with the name of a field of this class.
-
-    Attributes:
-        from_data: names of arguments that are set from the data.
-        shared_names: arguments with the name of a field of this class.
-    """
+    """A torch module as a model; its arguments are further fields, but for those with the name of a field here."""
 
     kind: ClassVar[Callable[..., nn.Module]]
-    from_data: ClassVar[tuple[str, ...]]
-    shared_names: ClassVar[Mapping[str, inspect.Parameter]] = {}
+    from_data: ClassVar[tuple[str, ...]]  # names of arguments that are set from the data
+    shared_names: ClassVar[Mapping[str, inspect.Parameter]] = {}  # arguments with the name of a field of this class
 
     head: Annotated[str, Field(description="name of the linear layer that ends the module, such as fc")]
     norm: Annotated[

@@ -32,20 +32,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that is tracked.
-
-    Attributes:
-        id: the same after a resume.
-        options: the configuration by `section.key`.
-        ranks: current number of ranks.
-        checkpoints: rounds whose checkpoint this process has completed; grows.
-    """
+    """The run that is tracked."""
 
     folder: Path
-    id: str
-    options: Mapping[str, Any]
-    ranks: int = 1
-    checkpoints: Sequence[int] = ()
+    id: str  # the same after a resume
+    options: Mapping[str, Any]  # the configuration by `section.key`
+    ranks: int = 1  # current number of ranks
+    checkpoints: Sequence[int] = ()  # rounds whose checkpoint this process has completed; grows
 
 
 class Tracker(ABC):

@@ -21,25 +21,15 @@ WARM_UP = 1  # first rounds of each run that are not measured, as they load and 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A scaling experiment.
+    """A scaling experiment."""
 
-    Attributes:
-        mode: strong: the same work; weak: clients in proportion to the ranks; packing: the same cores or GPUs.
-        ranks: number of ranks of each point, ascending.
-        repeats: number of runs of each point.
-        rounds: number of rounds of each run.
-        base: in weak mode, the number of ranks for which the configuration has the clients.
-        cores: in packing mode on CPUs, the cores that all ranks share; 0 otherwise.
-        config: the resolved configuration.
-    """
-
-    mode: Mode
-    ranks: tuple[int, ...]
-    repeats: int
-    rounds: int
-    base: int
-    cores: int
-    config: dict[str, Any]
+    mode: Mode  # strong: the same work; weak: clients in proportion to the ranks; packing: the same cores or GPUs
+    ranks: tuple[int, ...]  # number of ranks of each point, ascending
+    repeats: int  # number of runs of each point
+    rounds: int  # number of rounds of each run
+    base: int  # in weak mode, the number of ranks for which the configuration has the clients
+    cores: int  # in packing mode on CPUs, the cores that all ranks share; 0 otherwise
+    config: dict[str, Any]  # the resolved configuration
 
     def threads(self, ranks: int) -> int:
         """Threads of each rank of a point."""

@@ -30,17 +30,11 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class AmdahlFit:
-    """Amdahl's law fitted to an experiment.
+    """Amdahl's law fitted to an experiment."""
 
-    Attributes:
-        first: seconds of a round on one rank.
-        serial: the serial fraction, between 0 and 1.
-        base: `Scaling.base` of a weak experiment; None of a strong one.
-    """
-
-    first: float
-    serial: Estimate
-    base: int | None
+    first: float  # seconds of a round on one rank
+    serial: Estimate  # the serial fraction, between 0 and 1
+    base: int | None  # `Scaling.base` of a weak experiment; None of a strong one
 
     def seconds(self, ranks: int) -> Estimate:
         """Predicts the seconds of a round; the interval is that of the serial fraction."""

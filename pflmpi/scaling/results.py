@@ -26,18 +26,12 @@ _MEASURES = (
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured run.
-
-    Attributes:
-        record: its hardware, versions and digest.
-        columns: columns of its metrics, each [rounds], without the warm-up.
-        notes: what no checkpoint confirms of its metrics.
-    """
+    """A measured run."""
 
     planned: ScaleRun
-    record: records.Record
-    columns: Mapping[str, np.ndarray]
-    notes: Sequence[str]
+    record: records.Record  # its hardware, versions and digest
+    columns: Mapping[str, np.ndarray]  # columns of its metrics, each [rounds], without the warm-up
+    notes: Sequence[str]  # what no checkpoint confirms of its metrics
 
     @cached_property
     def parts(self) -> dict[str, np.ndarray]:
@@ -64,20 +58,14 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Point:
-    """All runs on one number of ranks; seconds, memory and bytes exist only if there are measured `runs`.
-
-    Attributes:
-        runs: the measured runs.
-        problems: why other runs failed, by repeat; "" for a run that has not been made.
-        same_bits: whether its runs have the same digest as the first run with as many clients and threads.
-    """
+    """All runs on one number of ranks; seconds, memory and bytes exist only if there are measured `runs`."""
 
     ranks: int
     threads: int
     clients: int | None
-    runs: Sequence[MeasuredRun]
-    problems: Mapping[int, str]
-    same_bits: bool
+    runs: Sequence[MeasuredRun]  # the measured runs
+    problems: Mapping[int, str]  # why other runs failed, by repeat; "" for a run that has not been made
+    same_bits: bool  # whether its runs have the same digest as the first run with as many clients and threads
 
     @cached_property
     def seconds(self) -> float:

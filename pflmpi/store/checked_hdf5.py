@@ -63,14 +63,10 @@ class Checksum(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What `about` says of an array.
-
-    Attributes:
-        axes: names of the first axes; None for an array whose axes get no names.
-    """
+    """What `about` says of an array."""
 
     unit: str = ""
-    axes: tuple[str, ...] | None = None
+    axes: tuple[str, ...] | None = None  # names of the first axes; None for an array whose axes get no names
     text: str = ""
 
 

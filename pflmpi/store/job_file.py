@@ -79,17 +79,11 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run's process.
+    """The end of a run's process."""
 
-    Attributes:
-        token: as in its `Start`.
-        ended: seconds since the epoch; for a process that was killed, when its lock was last touched.
-        cpu_seconds: CPU time of all ranks; None for a process that was killed.
-    """
-
-    token: str
-    ended: float
-    cpu_seconds: float | None = None
+    token: str  # as in its `Start`
+    ended: float  # seconds since the epoch; for a process that was killed, when its lock was last touched
+    cpu_seconds: float | None = None  # CPU time of all ranks; None for a process that was killed
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,11 @@ class WeightsFile(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The state dict of a model.
+    """The state dict of a model."""
 
-    Attributes:
-        paths: path in the model, `CONSTANT` or `FROM_FILE`, by name in the state dict.
-        constants: by name.
-        weights: the file of the entries that are `FROM_FILE`; None where there are none.
-    """
-
-    paths: dict[str, str]
-    constants: dict[str, np.ndarray]
-    weights: WeightsFile | None = None
+    paths: dict[str, str]  # path in the model, `CONSTANT` or `FROM_FILE`, by name in the state dict
+    constants: dict[str, np.ndarray]  # by name
+    weights: WeightsFile | None = None  # the file of the entries that are `FROM_FILE`; None where there are none
 
 
 def path(run: Path) -> Path:

@@ -20,17 +20,11 @@ _MOST_CELLS = 1 << 16  # clients times classes per line, so that a small file ca
 
 @dataclass(frozen=True, eq=False)
 class SampleCounts:
-    """Samples by client and class.
+    """Samples by client and class."""
 
-    Attributes:
-        train: [N, K] int64.
-        test: [N, K] int64.
-        validation: [N, K] int64; None where there are none at all.
-    """
-
-    train: np.ndarray
-    test: np.ndarray
-    validation: np.ndarray | None = None
+    train: np.ndarray  # [N, K] int64
+    test: np.ndarray  # [N, K] int64
+    validation: np.ndarray | None = None  # [N, K] int64; None where there are none at all
 
     @property
     def sides(self) -> dict[str, np.ndarray]:

@@ -17,15 +17,10 @@ _NAME = re.compile(r"probe_(\d{5,})\.h5")
 
 @dataclass(frozen=True, eq=False)
 class LayerSimilarity:
-    """CKA of one layer between clients.
+    """CKA of one layer between clients."""
 
-    Attributes:
-        clients: [m] ascending ids of the clients that have the layer.
-        cka: [m, m] float64.
-    """
-
-    clients: np.ndarray
-    cka: np.ndarray
+    clients: np.ndarray  # [m] ascending ids of the clients that have the layer
+    cka: np.ndarray  # [m, m] float64
 
 
 @dataclass(frozen=True, eq=False)

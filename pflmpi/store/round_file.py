@@ -27,15 +27,10 @@ _CONTENT_DESCRIPTION = (
 
 @dataclass(frozen=True, eq=False)
 class ReceivedMessage:
-    """A message as received by all clients.
+    """A message as received by all clients."""
 
-    Attributes:
-        arrays: by path; [N, ...] in client order with `own`.
-        own: whether each client has its own row.
-    """
-
-    arrays: Arrays
-    own: bool
+    arrays: Arrays  # by path; [N, ...] in client order with `own`
+    own: bool  # whether each client has its own row
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,26 +39,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that writes a run.
+    """The process that writes a run."""
 
-    Attributes:
-        token: random, unique to this lock.
-        process: process id.
-        system: boot and process namespace in which the process id is valid; "" where unknown.
-        started: when the process started, in clock ticks after the boot.
-        since: when the lock was taken, in seconds since the epoch.
-        jobs: restarts of each job that restarts the process: {"Slurm job 77": 1}.
-        folder: inode of the run folder; a copied folder has another.
-    """
-
-    token: str
+    token: str  # random, unique to this lock
     host: str
-    process: int
-    system: str
-    started: int
-    since: int
-    jobs: Mapping[str, int]
-    folder: int
+    process: int  # process id
+    system: str  # boot and process namespace in which the process id is valid; "" where unknown
+    started: int  # when the process started, in clock ticks after the boot
+    since: int  # when the lock was taken, in seconds since the epoch
+    jobs: Mapping[str, int]  # restarts of each job that restarts the process: {"Slurm job 77": 1}
+    folder: int  # inode of the run folder; a copied folder has another
 
     @classmethod
     def here(cls, run: Path, jobs: Mapping[str, int]) -> "Owner":

@@ -28,19 +28,12 @@ COMPLETE = "complete"  # `content` of a file that needs no other
 
 @dataclass(frozen=True)
 class Metrics:
-    """The complete lines of metrics.csv.
+    """The complete lines of metrics.csv."""
 
-    Attributes:
-        names: its columns.
-        texts: its lines after the header, those of rounds 1 to `len(texts)`.
-        verified: the last round up to which a checkpoint recorded the file.
-        torn: whether an incomplete line follows.
-    """
-
-    names: tuple[str, ...]
-    texts: tuple[str, ...]
-    verified: int
-    torn: bool
+    names: tuple[str, ...]  # its columns
+    texts: tuple[str, ...]  # its lines after the header, those of rounds 1 to `len(texts)`
+    verified: int  # the last round up to which a checkpoint recorded the file
+    torn: bool  # whether an incomplete line follows
 
     @cached_property
     def lines(self) -> list[dict[str, str]]:

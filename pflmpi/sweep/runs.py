@@ -96,17 +96,11 @@ _SPEED_WINDOW = 1800.0  # seconds over which the speed is measured: rounds of di
 
 @dataclass
 class SweepOutcome:
-    """How the runs of a sweep ended.
+    """How the runs of a sweep ended."""
 
-    Attributes:
-        failed: cause of failure by cell name.
-        stopped: names of cells whose runs have stopped and can be resumed.
-        signal: the signal that stopped the sweep, or 0.
-    """
-
-    failed: dict[str, str] = field(default_factory=dict)
-    stopped: list[str] = field(default_factory=list)
-    signal: int = 0
+    failed: dict[str, str] = field(default_factory=dict)  # cause of failure by cell name
+    stopped: list[str] = field(default_factory=list)  # names of cells whose runs have stopped and can be resumed
+    signal: int = 0  # the signal that stopped the sweep, or 0
 
     @property
     def exit_code_of_signal(self) -> int:

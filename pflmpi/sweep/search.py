@@ -28,23 +28,15 @@ COMMON: Mapping[str, Range] = {"training.lr": Range(low=0.001, high=1.0, log=Tru
 
 @dataclass(frozen=True)
 class Trial:
-    """A cell of the table with other values of some settings.
+    """A cell of the table with other values of some settings."""
 
-    Attributes:
-        name: the row of the step's table, and of the folder; no other trial has it.
-        number: trial 0 has the settings of the table.
-        raw: its configuration.
-        rounds: of the last step.
-        values: the drawn values by dotted key.
-    """
-
-    name: str
+    name: str  # the row of the step's table, and of the folder; no other trial has it
     row: str
     column: str
-    number: int
-    raw: dict[str, Any]
-    rounds: int
-    values: Mapping[str, Any]
+    number: int  # trial 0 has the settings of the table
+    raw: dict[str, Any]  # its configuration
+    rounds: int  # of the last step
+    values: Mapping[str, Any]  # the drawn values by dotted key
 
 
 def count_rounds(step: int, steps: int, rounds: int) -> int:

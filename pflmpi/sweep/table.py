@@ -245,13 +245,9 @@ def _check_names(kind: str, names: Iterable[str]) -> None:
 
 
 class PlannedRun(ABC):
-    """A run of a sweep or of a scaling experiment.
+    """A run of a sweep or of a scaling experiment."""
 
-    Attributes:
-        raw: its configuration, not validated.
-    """
-
-    raw: dict[str, Any]
+    raw: dict[str, Any]  # its configuration, not validated
 
     @property
     @abstractmethod

@@ -36,42 +36,28 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of texts.
-
-    Attributes:
-        names: number of leading columns with names, aligned to the left; the others have numbers.
-        long: number of trailing columns with long texts, of which the ends are shown.
-        wrong: indices of rows that are highlighted as wrong.
-        marked: (row, column) of highlighted cells.
-        optional: indices of columns that are hidden until a reader wants to see all.
-    """
+    """A table of texts."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: int = 1
-    long: int = 0
-    wrong: Sequence[int] = ()
-    marked: Collection[tuple[int, int]] = ()
-    optional: Collection[int] = ()
+    names: int = 1  # number of leading columns with names, aligned to the left; the others have numbers
+    long: int = 0  # number of trailing columns with long texts, of which the ends are shown
+    wrong: Sequence[int] = ()  # indices of rows that are highlighted as wrong
+    marked: Collection[tuple[int, int]] = ()  # (row, column) of highlighted cells
+    optional: Collection[int] = ()  # indices of columns that are hidden until a reader wants to see all
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
-
-    Attributes:
-        folded: titles and texts of parts that are collapsed at first.
-        kind: a CSS class.
-        closed: whether the section is collapsed at first.
-    """
+    """A section of the page."""
 
     title: str
     text: str = ""
     table: PageTable | None = None
-    folded: Sequence[tuple[str, str]] = ()
+    folded: Sequence[tuple[str, str]] = ()  # titles and texts of parts that are collapsed at first
     figures: Sequence[PageFigure | Missing] = ()
-    kind: str = ""
-    closed: bool = False
+    kind: str = ""  # a CSS class
+    closed: bool = False  # whether the section is collapsed at first
 
 
 def read_earlier_page(path: Path, table: str, mark: str) -> str:

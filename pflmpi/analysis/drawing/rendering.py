@@ -31,22 +31,14 @@ _PAGE_COLOURS = {INK: "currentColor", **{colour: f"var(--c{index})" for index, c
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was drawn into a folder.
+    """A figure that was drawn into a folder."""
 
-    Attributes:
-        plot: the figure after downsampling.
-        pictures: PNG and PDF files, if requested.
-        inline: the <svg> element for the page, with the CSS colours `currentColor`, --c0, --c1, ...
-        spec: the chart as JSON for the script of the page, with the same colours.
-        panels: number of panels side by side.
-    """
-
-    plot: Plot
+    plot: Plot  # the figure after downsampling
     svg: Path
-    pictures: tuple[Path, ...]
-    inline: str
-    spec: str
-    panels: int
+    pictures: tuple[Path, ...]  # PNG and PDF files, if requested
+    inline: str  # the <svg> element for the page, with the CSS colours `currentColor`, --c0, --c1, ...
+    spec: str  # the chart as JSON for the script of the page, with the same colours
+    panels: int  # number of panels side by side
 
 
 def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:

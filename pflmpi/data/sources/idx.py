@@ -22,21 +22,15 @@ UNSIGNED_BYTES = 0x08  # the type of the values, in the third byte of the file
 
 @dataclass(frozen=True)
 class IdxSource:
-    """One dataset of the MNIST family, under ROOT/<folder>/raw; `folder` is also torchvision's class name.
-
-    Attributes:
-        parts: how the names of the files begin, of training and test samples.
-        split: torchvision's name of one of several datasets in an archive.
-        transposed: whether rows and columns are exchanged in the files, and put right here.
-    """
+    """One dataset of the MNIST family, under ROOT/<folder>/raw; `folder` is also torchvision's class name."""
 
     name: str
     folder: str
     summary: str
     num_classes: int = 10
-    parts: tuple[str, str] = ("train", "t10k")
-    split: str | None = None
-    transposed: bool = False
+    parts: tuple[str, str] = ("train", "t10k")  # how the names of the files begin, of training and test samples
+    split: str | None = None  # torchvision's name of one of several datasets in an archive
+    transposed: bool = False  # whether rows and columns are exchanged in the files, and put right here
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:

@@ -35,28 +35,17 @@ TRAIN = "/train"  # key of a client's whole training split among its passes, who
 
 @dataclass(frozen=True)
 class Executor(ABC):
-    """Data, models and algorithm for computing clients; subclasses compute one or many at a time.
-
-    Attributes:
-        tasks: one task per cohort, on the device of the rank.
-        cohort: [N] the cohort of each client.
-        federation: the samples of each client.
-        pool: the samples of at least the clients that this rank computes.
-        eval_batch: samples per forward pass outside training.
-        transform: augmentation of training samples; None for none.
-        measures: measures besides accuracy, F1 and loss, by name.
-        first_test: the first round with an evaluation.
-    """
+    """Data, models and algorithm for computing clients; subclasses compute one or many at a time."""
 
     algorithm: Algorithm
-    tasks: tuple[Task, ...]
-    cohort: np.ndarray
-    federation: Federation
-    pool: Pool
-    eval_batch: int
-    transform: Transform | None = None
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    first_test: int = 1
+    tasks: tuple[Task, ...]  # one task per cohort, on the device of the rank
+    cohort: np.ndarray  # [N] the cohort of each client
+    federation: Federation  # the samples of each client
+    pool: Pool  # the samples of at least the clients that this rank computes
+    eval_batch: int  # samples per forward pass outside training
+    transform: Transform | None = None  # augmentation of training samples; None for none
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # measures besides accuracy, F1 and loss, by name
+    first_test: int = 1  # the first round with an evaluation
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
         """Start the local updates of the participants in one group; see `local_update`."""
