@@ -167,13 +167,9 @@ def test_a_page_needs_no_evaluation_of_texts_and_has_the_script_of_figures_once(
 
 def test_the_data_of_a_chart_on_the_page_are_those_of_its_table(reported):
     text = (reported / "report.html").read_text()
-    (packed,) = re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)
-    (chart,) = (spec for spec in json.loads(packed) if spec["description"].startswith("Accuracy over rounds"))
-    data = chart["data"]
-    shown = [
-        (data["series"]["texts"][series], x, y)
-        for series, x, y in zip(data["series"]["numbers"], data["x"], data["y"], strict=True)
-    ]
+    (charts,) = re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)
+    (chart,) = (spec for spec in json.loads(charts) if spec["description"].startswith("Accuracy over rounds"))
+    shown = [(point["series"], point["x"], point["y"]) for point in chart["data"]["values"]]
     with open(reported / "figures" / "accuracy_over_rounds.csv") as file:
         lines = list(csv.DictReader(file))
     accuracy = "accuracy, mean over clients (%)"

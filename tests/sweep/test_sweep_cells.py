@@ -116,7 +116,7 @@ def test_the_runs_of_a_launcher_may_have_another_interpreter_as_in_a_container(f
     start = launcher(tmp_path, f'shift 2; echo "$@" > words; {finish[2]}')
     assert main(["sweep", str(path), "--launcher", start, "--python", "python", "--cell", "0"]) == 0
     folder = "sweeps/small/FedAvg/few/seed0"
-    assert Path("words").read_text() == f"python -P -m pflmpi run {folder}.yaml --out {folder} --quiet\n"
+    assert Path("words").read_text() == f"python -P -m pflmpi run {folder}.yaml --out {folder} --continue --quiet\n"
 
 
 @pytest.mark.parametrize(
