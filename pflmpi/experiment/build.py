@@ -267,6 +267,7 @@ def _check_options(experiment: Experiment) -> Experiment:
     config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
     algorithm, training = config.algorithm, config.training
     checks.check_kind(algorithm, tasks[0])
+    checks.check_loss(tasks[0])
     check_parts(algorithm, tasks)
     if any(model.cache_features for model in config.models):
         checks.check_cached_features(config, tasks[0], experiment.transform, experiment.federation.dataset.images[:2])

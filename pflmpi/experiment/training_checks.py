@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from pflmpi import tree
+from pflmpi import outside, tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, CannotJoin, initial_client, initial_received, training_passes
 from pflmpi.config.load import Config
@@ -312,6 +312,26 @@ def check_measures(measures: Mapping[str, Measure], task: Task) -> None:
                 "so that a run could not be repeated; let it draw nothing, or from a generator that it makes in each "
                 "call, such as np.random.default_rng(0)"
             )
+
+
+def check_loss(task: Task) -> None:
+    """Raise `ConfigError` for a task from outside whose loss of made-up scores is not one of each sample."""
+    if not outside.is_from_outside(type(task.kind)):
+        return
+    rng, count, name = np.random.default_rng(0), 2 * task.num_classes + 1, f"{type(task.kind).__name__}.loss"
+    scores = torch.from_numpy(rng.normal(size=(count, *task.score_shape))).float().requires_grad_()
+    loss = task.kind.loss(scores, make_up_labels(task, (count,), rng))
+    if not isinstance(loss, torch.Tensor) or loss.shape != (count,):
+        returned = list(loss.shape) if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(
+            f"data.task: {name} returns {returned} for {count} samples; expected [{count}], the loss of each sample "
+            "(reduction='none')"
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            f"data.task: {name} has no gradient by the scores; compute it from them by functions of torch, without "
+            "detach() or NumPy"
+        )
 
 
 def check_kind(algorithm: Algorithm, task: Task) -> None:

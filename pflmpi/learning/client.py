@@ -274,11 +274,6 @@ def task_loss(task: Task, scores: Tensor, batch: Batch) -> Tensor:
     if task.kind.cross_entropy:
         return cross_entropy(scores, batch)
     losses, weights = task.kind.loss(scores, batch.y), task.kind.weights(batch.y)
-    if losses.shape != (count := batch.y.shape[:1]):
-        raise ValueError(
-            f"{type(task.kind).__name__}.loss returns {list(losses.shape)} for {count[0]} samples; expected "
-            f"{list(count)}, the loss of each sample (reduction='none')"
-        )
     if weights is None:
         return average(losses, batch)
     if batch.padding is not None:
