@@ -15,7 +15,7 @@ from pflmpi import global_generators
 from pflmpi.errors import ConfigError
 from pflmpi.models.lora import ADAPTERS
 from pflmpi.models.module_parts import prepare, replace_batch_norm
-from pflmpi.text import first_line
+from pflmpi.text import UNSTORABLE, first_line
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,13 @@ class Recipe:
     def build(self, seed: int) -> tuple[nn.Module, dict[str, Tensor]]:
         """Builds a module with keyed dropout from a seed; returns it, and the head's weights if the file has them."""
         module = self._construct(seed)
+        for name, _ in (*module.named_parameters(), *module.named_buffers()):
+            if "/" in name:
+                raise ConfigError(
+                    f"{name} of the module has a / in its name, which separates the parts of a path; leave it out"
+                )
+            if UNSTORABLE.search(name):
+                raise ConfigError(f"{name!r} of the module has a character that no checkpoint can store; leave it out")
         for name, parameter in module.named_parameters():
             _check_parameter(name, parameter)
         self._check_head(module)

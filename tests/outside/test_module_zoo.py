@@ -652,6 +652,22 @@ class Lazy(Base):
         self.first = nn.LazyLinear(6)
 
 
+class Slashed(Base):
+    def make(self) -> None:
+        self.parts = nn.ModuleDict({"a/b": nn.Linear(64, 64)})
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.parts["a/b"](x))
+
+
+class Unstorable(Base):
+    def make(self) -> None:
+        self.parts = nn.ModuleDict({"a\0b": nn.Linear(64, 64)})
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.parts["a\0b"](x))
+
+
 class TiedHead(Base):
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
@@ -859,6 +875,8 @@ REFUSED = {
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
     LateProjection: "model LateProjection changes its buffer offset in a forward pass, but did not before the start",
     Lazy: "first.weight of the module has no size before its first call",
+    Slashed: "parts.a/b.weight of the module has a / in its name, .*; leave it out",
+    Unstorable: r"'parts.a\\x00b.weight' of the module has a character that no checkpoint can store; leave it out",
     TiedHead: "again.weight and the head fc of the module are one parameter",
     DroppingInEvaluation: "drop of the module drops in evaluation, .* let train.False. of the module put every",
     DroppingMore: "model DroppingMore changes drop.p in a forward pass in training",
