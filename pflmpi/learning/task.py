@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.parts import group_by_layer, overlay
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture
+from pflmpi.models.float32_norms import Float32Norms
 from pflmpi.models.frozen import Frozen, remove_paths
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
@@ -177,7 +179,15 @@ class Task:
     def _precision(self) -> AbstractContextManager[object]:
         if self.training.precision != "bf16":
             return nullcontext()
+        if self.batched and self.device.type == "cpu":
+            return _bf16_in_lanes_on_cpu()
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.batched)
+
+
+@contextmanager
+def _bf16_in_lanes_on_cpu() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), Float32Norms():
+        yield
 
 
 @functools.lru_cache(maxsize=1)  # `init` is called per client, one cohort after another

@@ -23,7 +23,6 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import SLICE, Gpu
-from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.placement import MAX_TOGETHER
 from pflmpi.text import format_bytes, format_ranks
@@ -289,8 +288,6 @@ def choose_executor(
         # On a CPU, batching makes matrix products faster and convolutions slower.
         batchable = not normed and (on_gpu or not any(a.has_convolution for a in architectures))
         batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
-        if not on_gpu and tasks[0].training.precision == "bf16":  # which PyTorch's norms there refuse under vmap
-            batchable = batchable and not any(isinstance(a, ModuleArchitecture) for a in architectures)
         executor = "lanes" if batchable else "loop"
     if executor == "lanes" and normed:
         raise ConfigError(
