@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 from contextlib import suppress
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -15,17 +16,29 @@ from pflmpi.errors import ConfigError
 from pflmpi.folder_modules import parse
 from pflmpi.text import short_repr
 
+_first_uses = dict[Path, tuple[ModuleSpec, bytes]]()  # of imported modules: which import, and what its file held then
 
-def refuse_changed(contents: dict[Path, bytes], root: Path) -> None:
-    """Raise `ConfigError` for a literal that has another value by now.
+
+def refuse_changed(module: ModuleType | None, contents: dict[Path, bytes], root: Path) -> None:
+    """Raise `ConfigError` for a file edited since its import, or a literal that has another value by now.
 
     Literals of mutable types, and names that are bound more than once, are left out.
 
     Args:
+        module: from which a part is taken; None for the main module.
         contents: the files of the module and of those beside it that it imports.
         root: where the names of imported modules begin.
     """
     imported = {path: other for path in contents if (other := find_imported(path, root)) is not None}
+    if edited := [path for path, other in imported.items() if _is_edited(path, other, contents[path])]:
+        names = [other.__name__ for path, other in imported.items() if path in edited and other is not module]
+        if module is not None:
+            names.append(module.__name__)
+        reloads = ", ".join(f"importlib.reload({name})" for name in names)
+        raise ConfigError(
+            f"{', '.join(map(str, edited))} changed after {names[-1]} was imported, and every other process has "
+            f"it as it is now; reload it, {reloads}, and take what you use from it anew, or start Python anew"
+        )
     set_by_files = {name for content in contents.values() for name in _read_names(content).attributes}
     for path, other in imported.items():
         _refuse_set_constants(other, _read_names(contents[path]).literals, set_by_files)
@@ -37,6 +50,36 @@ def find_imported(path: Path, root: Path) -> ModuleType | None:
     module = sys.modules.get(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     file = getattr(module, "__file__", None)
     return module if file is not None and os.path.realpath(file) == os.path.realpath(path) else None
+
+
+def _is_edited(path: Path, module: ModuleType, content: bytes) -> bool:
+    """Whether a file was edited after the import of its module: after its first use here, or as its bytecode says."""
+    spec = module.__spec__
+    if spec is None:
+        return False
+    first_spec, first_content = _first_uses.get(path, (None, b""))
+    if first_spec is spec:  # a reload makes another
+        return first_content != content
+    if _is_compiled_from_another(path, spec):
+        return True
+    _first_uses[path] = spec, content
+    return False
+
+
+def _is_compiled_from_another(path: Path, spec: ModuleSpec) -> bool:
+    """Whether the bytecode that Python wrote at an import is of another version of the file."""
+    if type(spec.loader) is not SourceFileLoader or spec.cached is None or sys.dont_write_bytecode:
+        return False
+    if not os.access(Path(spec.cached).parent, os.W_OK):  # it may be of an earlier process
+        return False
+    try:
+        with open(spec.cached, "rb") as file:
+            header = file.read(16)  # magic number, flags, seconds and bytes of the source: PEP 552
+        stat = path.stat()
+    except OSError:
+        return False
+    flags, *source = (int.from_bytes(header[start : start + 4], "little") for start in (4, 8, 12))
+    return flags == 0 and source != [int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF]
 
 
 def _refuse_set_constants(module: ModuleType, literals: dict[str, Hashable], set_by_files: set[str]) -> None:

@@ -168,7 +168,7 @@ def _import_module(place: str) -> ModuleType:
     vars(module)[MARK] = True
     if module.__spec__ is not None and module.__spec__.has_location:
         file, root, within = _find_module(place)
-        refuse_changed(read_files(file, root, file if holds_installed(root) else within), root)
+        refuse_changed(module, read_files(file, root, file if holds_installed(root) else within), root)
     return module
 
 

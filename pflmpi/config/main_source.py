@@ -46,7 +46,7 @@ def reference(section: str, kind: Any) -> str:
             atomic.write(file, source.encode())
     file = file.absolute()
     root = import_root(file)
-    refuse_changed(read_files(file, root, root), root)
+    refuse_changed(None, read_files(file, root, root), root)
     return f"{file}:{name}"
 
 

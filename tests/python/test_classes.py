@@ -2,7 +2,8 @@
 
 import os
 import sys
-from importlib import import_module
+from functools import partial
+from importlib import import_module, reload
 from pathlib import Path
 from types import ModuleType
 
@@ -165,15 +166,41 @@ def test_a_constant_that_was_set_in_an_imported_module_is_refused(tmp_path, monk
     assert not (tmp_path / "run").exists()
 
 
-def test_a_constant_that_was_set_in_a_module_beside_an_imported_one_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "set_beside.py").write_text("SCALE = 1.0\n")
-    text = "import set_beside\ndef mine(scores, labels):\n    return set_beside.SCALE * 1.0\n"
-    (tmp_path / "uses_it.py").write_text(text)
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """A module of a measure, and the module beside it that it imports; both have been imported."""
+    (tmp_path / "edited_beside.py").write_text("SCALE = 1.0\ndef scale():\n    return SCALE\n")
+    text = "import edited_beside\ndef mine(scores, labels):\n    return edited_beside.scale() * 1.0\n"
+    (tmp_path / "edited.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    module = import_module("uses_it")
-    module.set_beside.SCALE = 11.0
-    with pytest.raises(ConfigError, match=r"set_beside.SCALE = 11.0, but its file says 1.0, which every other"):
-        Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [module.mine]})
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    yield import_module("edited"), import_module("edited_beside")
+    del sys.modules["edited"], sys.modules["edited_beside"]
+
+
+@pytest.mark.parametrize("is_used_before", [True, False])
+@pytest.mark.parametrize("name", ["edited", "edited_beside"])
+def test_a_module_that_was_edited_after_its_import_is_refused_until_it_is_reloaded(
+    name, is_used_before, imported, tmp_path
+):
+    make = partial(Config, **SMALL, model="mlp", algorithm="fedavg")
+    if is_used_before:
+        make(evaluation={"measures": [imported[0].mine]})
+    file = tmp_path / f"{name}.py"
+    file.write_text(file.read_text().replace("1.0", "10.0"))
+    reloads = "edited" if name == "edited" else r"edited_beside\), importlib.reload\(edited"
+    message = rf"/{name}.py changed after edited was imported.* reload it, importlib.reload\({reloads}\), and take"
+    with pytest.raises(ConfigError, match=message):
+        make(evaluation={"measures": [imported[0].mine]})
+    reload(sys.modules[name])
+    reload(imported[0])
+    make(evaluation={"measures": [imported[0].mine]})
+
+
+def test_a_constant_that_was_set_in_a_module_beside_an_imported_one_is_refused(imported):
+    imported[1].SCALE = 11.0
+    with pytest.raises(ConfigError, match=r"edited_beside.SCALE = 11.0, but its file says 1.0, which every other"):
+        Config(**SMALL, model="mlp", algorithm="fedavg", evaluation={"measures": [imported[0].mine]})
 
 
 def test_a_class_whose_objects_were_taken_apart_is_as_its_source_makes_it(notebook):
