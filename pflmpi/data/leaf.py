@@ -15,7 +15,7 @@ def is_leaf(folder: Path) -> bool:
     return any((folder / "train").glob("*.json"))
 
 
-def _read_users(file: Path) -> list[tuple[str, Any, Any]]:
+def read_users(file: Path) -> list[tuple[str, Any, Any]]:
     """Reads every user of a file in its order, with x and y as parsed; `ValueError` for a damaged or another file."""
     try:
         content = json.loads(file.read_bytes())
@@ -45,7 +45,7 @@ def read_leaf(folder: Path) -> OwnArrays:
     for side in ("train", "test"):
         for file in sorted((folder / side).glob("*.json")):
             try:
-                for user, x, y in _read_users(file):
+                for user, x, y in read_users(file):
                     parts.append(
                         (f"user {user!r} of {file}", _to_array(user, x, np.float32), _to_array(user, y, np.float64))
                     )

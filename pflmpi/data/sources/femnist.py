@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pflmpi.data.array_files import read_npz
 from pflmpi.data.dataset import Dataset, assemble
-from pflmpi.data.leaf import read_leaf
+from pflmpi.data.leaf import read_users
+from pflmpi.data.numbers import to_integers
 from pflmpi.data.sources.base import missing_error, unreadable_error
 from pflmpi.errors import DataError
+from pflmpi.text import first_line
 
 FOLDERS = ("femnist", "FEMNIST")
 SAMPLE = "femnist-sample.npz"
@@ -75,14 +78,40 @@ class Femnist:
             raise unreadable_error(self.name, path, error) from error
 
     def _leaf(self, files: list[Path]) -> Dataset:
-        folder = files[0].parent.parent
-        try:
-            arrays = read_leaf(folder)
-            assert arrays.client is not None and arrays.test is not None
-            if arrays.x.shape[1:] != (SIDE * SIDE,) or not ((arrays.x >= 0) & (arrays.x <= 1)).all():
-                raise ValueError(f"images are {list(arrays.x.shape)}, expected [n, {SIDE * SIDE}] from 0 to 1")
-            images = np.rint(arrays.x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
-            _, writers = np.unique(arrays.client, return_inverse=True)
-            return assemble(self.name, images, arrays.y, arrays.test, NUM_CLASSES, writers)
-        except (OSError, ValueError) as error:
-            raise unreadable_error(self.name, folder, error) from error
+        images, labels, names, test = [], [], [], []
+        for path in files:
+            for user, x, y in _read_users(self.name, path):
+                images.append(x)
+                labels.append(y)
+                names += [user] * len(y)
+                test.append(np.full(len(y), path.parent.name == "test"))
+        if not names:
+            raise DataError(f"dataset {self.name!r}: the JSON files in {files[0].parent.parent} hold no samples; {HOW}")
+        _, writers = np.unique(np.array(names), return_inverse=True)
+        return assemble(
+            self.name, np.concatenate(images), np.concatenate(labels), np.concatenate(test), NUM_CLASSES, writers
+        )
+
+
+def _read_users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Reads a JSON file; returns (user, uint8 [m, 1, 28, 28], int64 [m]) of every user, in the file's order."""
+    try:
+        return [(user, *_convert_samples(x, y)) for user, x, y in read_users(path)]
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise unreadable_error(name, path, first_line(error)) from error
+
+
+def _convert_samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.array(images, dtype=np.float64), to_integers("labels", labels)
+    if x.ndim == 0:
+        raise ValueError("images are no list")
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} images with {len(y)} labels")
+    x = x.reshape(len(y), -1) if len(y) else np.zeros((0, SIDE * SIDE))
+    if x.shape[1] != SIDE * SIDE:
+        raise ValueError(f"images of {x.shape[1]} values, not {SIDE * SIDE}")
+    if not np.all((x >= 0) & (x <= 1)):
+        raise ValueError("values outside 0..1")
+    if len(y) and not 0 <= y.min() <= y.max() < NUM_CLASSES:
+        raise ValueError(f"labels {y.min()}..{y.max()}, allowed are 0..{NUM_CLASSES - 1}")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y
