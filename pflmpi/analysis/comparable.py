@@ -145,7 +145,8 @@ def list_compared_options(runs: Sequence[Run], columns: Collection[str] = ()) ->
 def group_by_seed(runs: Sequence[NamedRun]) -> list[SeedGroup]:
     """Groups the runs that differ only in the seed.
 
-    Runs with the same seed are in different groups, and so are those without a round, whose values would be in no mean.
+    Runs with the same seed are in different groups, and so are those without a round, whose values would be in no mean;
+    their groups are the last.
     """
     groups: dict[tuple[str, int], list[NamedRun]] = {}
     repeats = Counter[tuple[str, str]]()
@@ -156,7 +157,7 @@ def group_by_seed(runs: Sequence[NamedRun]) -> list[SeedGroup]:
         settings = json.dumps([options, has_rounds], sort_keys=True, default=str)
         groups.setdefault((settings, repeats[settings, seed]), []).append(named_run)
         repeats[settings, seed] += 1
-    return label_groups(list(groups.values()))
+    return label_groups(sorted(groups.values(), key=lambda group: not len(group[0].run.columns["round"])))
 
 
 def collect_decisive_options(run: Run) -> dict[str, Any]:

@@ -162,6 +162,8 @@ def _is_left(cell: "Cell", out: Path, tuned: bool = False) -> bool:
     if done and (changes := find_changes(cell, out)):
         if tuned or _has_diverged(cell, out):
             return True
+        if not cell.config(out).exists():
+            raise ConfigError(f"{cell.config(out)} is missing; put it back from a copy")
         key, (old, new) = next(iter(changes.items()))
         where = f"{key} = {short_repr(old)} in {cell.config(out)}, {short_repr(new)} in the trial"
         raise ConfigError(f"{run} was made with another configuration: {where}; move it away, or choose another --out")

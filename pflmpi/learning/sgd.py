@@ -271,7 +271,7 @@ def _micro_batch_gradients(
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:
-        return _lane_gradients(task, params, trained, loss, batch, grad_output)
+        return _lane_gradients(params, trained, loss, batch, grad_output)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = _check_scalar(loss(params, batch))
     grads = torch.autograd.grad(value, leaves, _grad_output_for(value, grad_output), allow_unused=True)
@@ -307,7 +307,7 @@ def _grad_output_for(loss: Tensor, grad_output: Tensor | None) -> Tensor | None:
 
 
 def _lane_gradients(
-    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
+    params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
 ) -> tuple[Gradients, Tensor]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     reached: list[int] = []  # indices of the leaves with a gradient

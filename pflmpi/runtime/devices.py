@@ -292,7 +292,8 @@ def choose_executor(
     if executor == "lanes" and normed:
         raise ConfigError(
             f"runtime.executor = 'lanes' with model {normed[0]}, whose buffers training changes, as batch norm does: "
-            "they would follow the padding of batches; set runtime.executor: loop, or model.norm: group for a module"
+            "they would follow the padding of batches; set runtime.executor: loop (of a run that is there in a `pflmpi "
+            "fork`), or model.norm: group for a module of a new run"
         )
     if executor == "loop":
         return runtime.model_copy(update={"executor": executor, "lanes": 1})

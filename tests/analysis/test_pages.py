@@ -52,12 +52,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
 
 def test_a_seed_without_rounds_stands_alone_and_others_are_averaged_up_to_the_round_that_all_have(tmp_path):
     runs = [run(tmp_path / f"{seed}", seed) for seed in range(3)]
-    for seed_run, count in zip(runs, (3, 2, 0), strict=True):
+    for seed_run, count in zip(runs, (0, 3, 2), strict=True):
         vars(seed_run)["columns"] = {"round": np.arange(1, 1 + count), "seconds": np.ones(count)}
     begun, waiting = group_by_seed(name_runs(runs))
     assert (len(begun.runs), len(waiting.runs)) == (2, 1)
     assert cost.average_columns(begun)["seconds"].tolist() == [1, 1]
-    ends = [{RUN: "fedavg", Column("last"): value} for value in (3.0, 2.0, np.nan)]
+    ends = [{RUN: "fedavg", Column("last"): value} for value in (np.nan, 3.0, 2.0)]
     line, _ = average_seeds(name_runs(runs), ends)
     assert (line[SEEDS], line[Column("last")]) == (2, 2.5)
 
