@@ -108,19 +108,24 @@ def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _read_npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Reads an array after checking its unpacked length against its header and against this node's memory."""
     if f"{name}.npy" not in archive.namelist():
         raise ValueError(f"no array {name!r} in it")
-    check_memory(archive.getinfo(f"{name}.npy").file_size)
+    length = archive.getinfo(f"{name}.npy").file_size
+    check_memory(length)
     with archive.open(f"{name}.npy") as member:
-        try:
-            return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
-        except ValueError as error:
-            if "Object arrays" not in str(error):
-                raise
+        version = np.lib.format.read_magic(member)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(member)
+        if dtype.hasobject:
             raise ValueError(
                 f"the array {name!r} is pickled, as numpy saves one of objects; save texts as {name}.astype(str), and "
                 f"numbers as {name}.astype(float)"
-            ) from error
+            )
+        if (stated_length := member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize) != length:
+            raise ValueError(f"the array {name!r} has {length} bytes, and its head says {stated_length}")
+    with archive.open(f"{name}.npy") as member:
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
 
 def check_memory(length: int) -> None:
