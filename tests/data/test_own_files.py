@@ -302,7 +302,7 @@ TABLES = [  # texts of a .csv
      r"column of the labels by data.label \(pflmpi data: --label\)"),
     ("a,label\n1e39,0\n", r"line 2 has column 'a' = 1e\+39, too large for float32"),
     ("a,label\n1,0\n1e300,1\n", r"line 3 has column 'a' = 1e\+300, too large for float32; scale it"),
-    ("a,label\n1700000000.5,0\n1700000003,1\n", "column 'a' of the samples is from 1700000000.5 to 1700000003.0, which"),
+    ("a,label\n1700000000.5,0\n1700000003,1\n", "column 'a' of the samples is from 1700000000.5 to 1700000003.0,"),
     ("a,label\nnan,0\n", "line 2 has column 'a' = nan, not a finite number; fill it in, or leave the line out"),
     ("a,label\n", "it has no samples"),
     ("a,label\n1,0\n2,\n", "line 3 has no label; fill it in"),
