@@ -314,9 +314,10 @@ def try_outside_code(experiment: Experiment, configured: str) -> str:
     if not problem and executor == "lanes":
         try:
             problem = find_lane_problem(algorithm, tasks, cohort, experiment.transform, images)
-        except Exception as error:  # which the loop may have too; then the first round raises it
+        except Exception as error:
             if configured == "lanes":
                 raise
+            _trial(experiment).try_update()  # raises an error that the loop has too
             problem = first_line(error)
     if not problem:
         return executor
