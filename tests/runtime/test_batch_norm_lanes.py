@@ -87,7 +87,8 @@ def test_auto_leaves_batch_norm_to_the_loop(tmp_path):
 @pytest.mark.parametrize("models", [MODEL, [{"name": "mlp"}, MODEL]], ids=["all", "some"])
 def test_lanes_refuse_it(models, tmp_path):
     sections = {"algorithm": {"name": "local"}, "model": models, "runtime": {"executor": "lanes"}}
-    with pytest.raises(ConfigError, match=r"with model SmallNet, .*; set runtime.executor: loop, or model.norm: group"):
+    remedy = r"set runtime.executor: loop \(of a run that is there in a `pflmpi fork`\), or model.norm: group"
+    with pytest.raises(ConfigError, match=rf"with model SmallNet, .*; {remedy}"):
         Runs(sections, tmp_path).experiment()
 
 
