@@ -143,6 +143,8 @@ class Experiment:
         training, evaluation = self.config.training, self.config.evaluation
         participation = Participation(training, self.config.seed, self.federation.num_train)
         checks.check_participation(self.config, self.tasks[0], participation, done)
+        if done < training.rounds:
+            checks.warn_of_single_samples(self.config, self.tasks, self.cohort, self.federation.num_train)
         if done < training.rounds and isinstance(self.newcomer, Newcomer) and self.newcomer.trains:
             why, remedy = f"evaluation.unseen = {evaluation.unseen}", "set training.decay_floor above 0, such as 0.1"
             remedy += f", or training.decay_rounds well above {training.rounds}, or choose another training.schedule"
@@ -279,7 +281,6 @@ def _check_options(experiment: Experiment) -> Experiment:
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
-    checks.warn_of_single_samples(config, tasks, cohort, experiment.federation.num_train)
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
     experiment = dataclasses.replace(experiment, templates=templates)

@@ -55,6 +55,9 @@ def test_the_start_warns_of_a_last_batch_of_one_sample(odd_client, tmp_path, cap
     with pytest.raises(RunError, match=r"client 2\): .*more than 1 value per channel.* training\.drop_last"):
         quick_run.run(odd_client, tmp_path / "run")
     assert "model SmallNet ends the run" in caplog.text and "the last one of client 2;" in caplog.text
+    caplog.clear()
+    assert quick_run.command(["evaluate", str(tmp_path / "run")]) == 0
+    assert "ends the run" not in caplog.text, "which only tests"
 
 
 SCORED = {"name": "fedfomo", "received_models": 1, "held_out": 1 / 33}  # one sample is held out, and not trained on
