@@ -143,9 +143,10 @@ class Experiment:
         training, evaluation = self.config.training, self.config.evaluation
         participation = Participation(training, self.config.seed, self.federation.num_train)
         checks.check_participation(self.config, self.tasks[0], participation, done)
-        if done < training.rounds:
-            checks.warn_of_single_samples(self.config, self.tasks, self.cohort, self.federation.num_train)
-        if done < training.rounds and isinstance(self.newcomer, Newcomer) and self.newcomer.trains:
+        if done >= training.rounds:
+            return
+        checks.warn_of_single_samples(self.config, self.tasks, self.cohort, self.federation.num_train)
+        if isinstance(self.newcomer, Newcomer) and self.newcomer.trains:
             why, remedy = f"evaluation.unseen = {evaluation.unseen}", "set training.decay_floor above 0, such as 0.1"
             remedy += f", or training.decay_rounds well above {training.rounds}, or choose another training.schedule"
             checks.check_newcomer_rate(training, training.rounds, evaluation.unseen_updates, why, remedy)
@@ -216,7 +217,16 @@ def build_experiment(
     transform = load_transform(config.data.transform, first_two, config.training.batch_size)
     computed_on = tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, (), computed_on, bool(gpu_models), transform)
-    return _check_options(experiment.with_executor(config.runtime.executor))
+    experiment = experiment.with_executor(config.runtime.executor)
+    _check_options(experiment)
+    kept_reply = config.algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
+    templates = client_templates(config.algorithm, tasks, cohort, kept_reply, config.uplink)
+    experiment = dataclasses.replace(experiment, templates=templates)
+    trial = partial(_trial, experiment)
+    checks.check_optimizer(config.training, trial)
+    if config.training.stop is not None:
+        checks.check_stop(config.training.stop, config.evaluation, trial())
+    return experiment
 
 
 def divide(config: Config, federation: Federation) -> Division:
@@ -264,9 +274,9 @@ def _check_axes(task: Task) -> None:
         )
 
 
-def _check_options(experiment: Experiment) -> Experiment:
-    """Checks the options of an experiment, and adds the templates of what clients keep."""
-    config, cohort, tasks = experiment.config, experiment.cohort, experiment.tasks
+def _check_options(experiment: Experiment) -> None:
+    """Raises `ConfigError` for options that do not suit the algorithm, the models or the data."""
+    config, tasks = experiment.config, experiment.tasks
     algorithm, training = config.algorithm, config.training
     checks.check_kind(algorithm, tasks[0])
     checks.check_loss(tasks[0])
@@ -281,14 +291,6 @@ def _check_options(experiment: Experiment) -> Experiment:
     checks.check_measures(experiment.measures, tasks[0])
     algorithm.check(tasks[0], experiment.num_participants)
     checks.check_passes(training, algorithm.passes(tasks[0], 1), experiment.division.everyone.num_train)
-    kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
-    templates = client_templates(algorithm, tasks, cohort, kept_reply, config.uplink)
-    experiment = dataclasses.replace(experiment, templates=templates)
-    trial = partial(_trial, experiment)
-    checks.check_optimizer(training, trial)
-    if training.stop is not None:
-        checks.check_stop(training.stop, config.evaluation, trial())
-    return experiment
 
 
 def try_outside_code(experiment: Experiment, configured: str) -> str:
