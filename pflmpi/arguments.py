@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,14 @@ def check_free(path: Path | None, option: str, force: bool) -> None:
     """Raise `ConfigError` if an output file exists, unless `force` allows to overwrite it."""
     if path is not None and path.exists() and not force:
         raise ConfigError(f"{path} is there already; choose another {option}, or overwrite it with --force")
+
+
+def check_suffix(path: Path, option: str, known: Collection[str]) -> None:
+    """Raise `ConfigError` for a file whose suffix says another format than the known ones."""
+    if path.suffix not in known:
+        from pflmpi.registry import format_unknown_name  # imports more than a start needs
+
+        raise ConfigError(f"{option} {path}: {format_unknown_name('suffix', path.suffix or 'none', [*known])}")
 
 
 def check_output(path: Path | None, option: str, force: bool) -> None:

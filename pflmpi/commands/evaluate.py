@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.registry import format_unknown_name
 from pflmpi.text import format_csv, format_decimal
 
 if TYPE_CHECKING:
@@ -117,8 +116,8 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_output(options.out, "-o", options.force)
-    if options.out is not None and options.out.suffix != ".csv":
-        raise ConfigError(f"-o {options.out}: {format_unknown_name('suffix', options.out.suffix or 'none', ['.csv'])}")
+    if options.out is not None:
+        arguments.check_suffix(options.out, "-o", [".csv"])
 
 
 def _test_clients(

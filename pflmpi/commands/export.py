@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pflmpi import arguments, atomic
 from pflmpi.errors import ConfigError
-from pflmpi.registry import format_unknown_name
 from pflmpi.text import format_bytes, format_ranges, pluralize, printable
 
 if TYPE_CHECKING:
@@ -109,8 +108,7 @@ def _run_table(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import read_run
 
     path = options.table
-    if path.suffix not in _TABLES:
-        raise ConfigError(f"--table {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_TABLES))}")
+    arguments.check_suffix(path, "--table", _TABLES)
     others = {
         "-o": options.out is not None,
         "--leaf": options.leaf is not None,
@@ -142,8 +140,7 @@ def _score(round: "Checkpoint", client: int) -> str:
 
 def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
     """The function that writes files with the suffix of `path`; raises `ConfigError` if its library is missing."""
-    if path.suffix not in _WRITERS:
-        raise ConfigError(f"-o {path}: {format_unknown_name('suffix', path.suffix or 'none', list(_WRITERS))}")
+    arguments.check_suffix(path, "-o", _WRITERS)
     library, install, write = _WRITERS[path.suffix]
     try:
         module = import_module(library)
