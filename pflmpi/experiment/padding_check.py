@@ -39,13 +39,14 @@ def find_lane_problem(
         cohort: [N] the cohort of each client.
         images: [n, ...] of the dataset.
     """
-    problem = "" if transform is None else find_transform_problem(transform, images)
+    if transform is not None and (problem := find_transform_problem(transform, images)):
+        return problem
     for number, task in enumerate(tasks):
         kinds = type(algorithm), type(task.architecture), type(task.kind)
         is_own = isinstance(task.architecture, ModuleArchitecture) or any(map(outside.is_from_outside, kinds))
-        if is_own and not problem:
-            problem = find_padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)
-    return problem
+        if is_own and (problem := find_padding_problem(algorithm, task, int(np.argmax(cohort == number)), images)):
+            return problem
+    return ""
 
 
 def find_transform_problem(transform: Transform, images: np.ndarray) -> str:

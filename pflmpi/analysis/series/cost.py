@@ -1,7 +1,6 @@
 """Figures of cost: bytes and seconds of rounds, and the main measure against them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -77,11 +76,18 @@ def _plot_against(measure: MainMeasure, cost: str, caption: str, x_label: str, t
     """A measure against the total cost of each run, in "bytes" or "seconds"."""
     curves = []
     for named_run, total in totals:
-        evaluated = mask_evaluated(named_run, measure.column)
-        rounds, mean = (named_run.run.columns[name][evaluated] for name in ("round", measure.column))
-        mark = find_best_round(named_run.run.columns, evaluated, measure)
-        curve = Curve(named_run.legend, total[evaluated], measure.scale * mean, mark=mark, rounds=rounds)
-        curves.append(replace(curve, style=named_run.style, source=named_run.label))
+        columns, evaluated = named_run.run.columns, mask_evaluated(named_run, measure.column)
+        curves.append(
+            Curve(
+                named_run.legend,
+                x=total[evaluated],
+                y=measure.scale * columns[measure.column][evaluated],
+                mark=find_best_round(columns, evaluated, measure),
+                style=named_run.style,
+                source=named_run.label,
+                rounds=columns["round"][evaluated],
+            )
+        )
     ends = [float(total[-1]) for _, total in totals]
     return Curves(
         name=f"{measure.name}_against_{cost}",
