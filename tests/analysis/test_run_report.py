@@ -291,6 +291,15 @@ def changed_accuracy(run):
         file["metrics/accuracy"][0] = 0.5
 
 
+def cut_earlier_checkpoint(run):
+    os.truncate(run / "round_00002.h5", 2000)
+
+
+def edited_partition(run):
+    head, end, line = (run / "partition.csv").read_text().rstrip().rpartition("\n")
+    (run / "partition.csv").write_text(f"{head}{end}{line}1\n")
+
+
 def edited_metrics(run):
     (run / "metrics.csv").write_text((run / "metrics.csv").read_text().replace("\n2,", "\ntwo,"))
 
@@ -301,7 +310,9 @@ def edited_metrics(run):
         (other_data, "the hash of the data is feed and not"),
         (cut_checkpoint, "round_00003.h5 is damaged: 2000 bytes long"),
         (no_shards, "h5 is missing"),
+        (cut_earlier_checkpoint, "round_00002.h5 is damaged: 2000 bytes long"),
         (changed_accuracy, "round_00003.h5 is damaged: its CRC-32 is"),
+        (edited_partition, "partition.csv is not as it was written"),
         (edited_metrics, "metrics.csv differs from what round 3 recorded"),
     ],
 )

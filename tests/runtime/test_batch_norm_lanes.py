@@ -82,8 +82,21 @@ def test_nobody_is_warned_of_batches_that_train(changes, odd_client, tmp_path, c
     assert "ends the run" not in caplog.text
 
 
-def test_auto_leaves_batch_norm_to_the_loop(tmp_path):
-    experiment = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL}, tmp_path).experiment()
+class FlatNormed(nn.Module):
+    """Without convolutions, for which `auto` chooses a loop on a CPU anyway."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.fc = nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.hidden(x.flatten(1))).relu())
+
+
+@pytest.mark.parametrize("name", ["SmallNet", "FlatNormed"])
+def test_auto_leaves_batch_norm_to_the_loop(name, tmp_path):
+    model = {**MODEL, "name": f"{__file__}:{name}"}
+    experiment = Runs({"algorithm": {"name": "fedavg"}, "model": model}, tmp_path).experiment()
     assert experiment.config.runtime.executor == "loop" and np.unique(experiment.cohort).size == 1
 
 

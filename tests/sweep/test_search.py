@@ -248,6 +248,9 @@ def test_a_run_in_the_folder_of_a_trial_counts_only_with_the_settings_of_that_tr
     with pytest.raises(ConfigError, match=r"training.lr = 0.2 in .*seed2.yaml, 0.1 in the trial; move it away"):
         _is_left(cell, out)
     assert _is_left(cell, out, tuned=True)
+    cell.config(out).unlink()
+    with pytest.raises(ConfigError, match=r"seed2.yaml is missing; put it back from a copy"):
+        _is_left(cell, out)
 
 
 def test_a_trial_whose_newest_checkpoint_is_damaged_runs_its_unvouched_rounds_again(tmp_path):
